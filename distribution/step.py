@@ -26,7 +26,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import keras
 import tensorflow as tf
@@ -133,8 +133,8 @@ def _layers_to_recompute(model: keras.Model) -> list[keras.layers.Layer]:
     """
     if "train_step" in inspection.own_steps(model):
         raise DistributionError(
-            f"--gradient-checkpointing: {type(model).__name__} overrides train_step, which computes "
-            "the gradient by itself; override compute_loss() and compute_metrics() instead"
+            f"--gradient-checkpointing: {type(model).__name__} overrides train_step, which "
+            "computes the gradient by itself; override compute_loss() and compute_metrics() instead"
         )
     repeated = recomputing.repeated_layers(model)
     if not repeated:
@@ -252,14 +252,14 @@ class Step:
         batches_per_update: int,
         updates_per_execution: int,
         jit_compile: bool,
-        repeated: list[keras.layers.Layer],
+        repeated: Sequence[keras.layers.Layer] = (),
     ):
         self._model = weakref.ref(model)  # the model holds the step's functions
         self.strategy = model.distribute_strategy
         self.replicas = self.strategy.num_replicas_in_sync
         self.batches_per_update = batches_per_update
         self.updates_per_execution = updates_per_execution
-        self.repeated = repeated
+        self.repeated = list(repeated)
         self.variables = model.trainable_variables
         self.floatx = keras.config.floatx()
         self.norm = keras.Variable(

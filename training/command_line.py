@@ -244,7 +244,6 @@ NAMES_ELSEWHERE = {
             "--do-train",
             "--eval-accumulation-steps",
             "--eval-batch-size",
-            "--gradient-checkpointing",
             "--label-smoothing",
             "--local-rank",
             "--logging-strategy",
@@ -459,7 +458,7 @@ def run_as_command(recipe: str, work: Callable, exits: bool = True) -> None:
             recipe,
             f"out of memory: {str(error)[:200].splitlines()[0]}\npass a smaller "
             "--batch-size-per-replica (or --global-batch-size), with --accumulate-steps for the "
-            "same update",
+            "same update, or --gradient-checkpointing",
         )
         status = 1
     _leave(status)

@@ -62,10 +62,12 @@ class _States(keras.StatelessScope):
 
     def __init__(self, state_mapping=None):
         super().__init__(state_mapping, collect_losses=True)
-        self.changed: dict[int, keras.Variable] = {}
+        self.changed: list[keras.Variable] = []
 
     def add_update(self, update):
-        self.changed[id(update[0])] = update[0]
+        variable, _ = update
+        if not any(variable is other for other in self.changed):
+            self.changed.append(variable)
         super().add_update(update)
 
 
@@ -74,76 +76,101 @@ def _twice(layer: keras.layers.Layer):
     stock = layer.call
 
     def call(*args, **kwargs):
-        leaves = keras.tree.flatten((args, kwargs))
-        places = [place for place, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
-        masks = [backend.get_keras_mask(leaf) for leaf in leaves]
+        arguments = _Arguments(args, kwargs)
         contexts = [global_state.get_global_attribute(name) for name in CONTEXTS]
-        found: dict = {}
+        found = None  # what the layer returns, and the losses that it adds
 
-        def compute(tensors: list, states: _States):
-            """Returns the layer's outputs and losses, and those of them that are tensors."""
-            given = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
-                given[place] = tf.identity(tensor)
-                if masks[place] is not None:
-                    backend.set_keras_mask(given[place], masks[place])
-            arguments, named = keras.tree.pack_sequence_as((args, kwargs), given)
+        def compute(tensors, states: _States) -> list:
+            """Computes the layer; returns all tensors of its results."""
+            nonlocal found
+            args, kwargs = arguments.of(tensors)
             with states:
-                outputs = stock(*arguments, **named)
-            outputs = (outputs, states.losses)
-            return outputs, [leaf for leaf in keras.tree.flatten(outputs) if tf.is_tensor(leaf)]
+                outputs = stock(*args, **kwargs)
+            found = (outputs, states.losses)
+            return [leaf for leaf in keras.tree.flatten(found) if tf.is_tensor(leaf)]
 
         @tf.custom_gradient
         def checkpointed(*tensors):
             first = _States()
-            found["outputs"], kept = compute(tensors, first)
-            before = [(v, tf.identity(v.value)) for v in first.changed.values()]
-            for variable in first.changed.values():
+            outputs = compute(tensors, first)
+            before = [(variable, tf.identity(variable.value)) for variable in first.changed]
+            for variable in first.changed:
                 variable.assign(first.get_current_value(variable))
 
             def gradient(*upstream, variables=None):
-                floating = [place for place, t in enumerate(tensors) if t.dtype.is_floating]
-                start = _zero_after(upstream)
-                again = [tensors[place] + tf.cast(start, tensors[place].dtype) for place in floating]
+                zero = _zero_after(upstream)
+                again = [t + tf.cast(zero, t.dtype) if _is_float(t) else t for t in tensors]
                 with _within(contexts), tf.GradientTape() as tape:
-                    tape.watch(again)
-                    given = list(tensors)
-                    for place, tensor in zip(floating, again, strict=True):
-                        given[place] = tensor
-                    _, outputs = compute(given, _States(before))
+                    tape.watch([t for t in again if _is_float(t)])
+                    targets = compute(again, _States(before))
                 wanted = [
-                    (output, grad)
-                    for output, grad in zip(outputs, upstream, strict=True)
-                    if output.dtype.is_floating and grad is not None
+                    (target, of_target)
+                    for target, of_target in zip(targets, upstream, strict=True)
+                    if _is_float(target) and of_target is not None
                 ]
-                of_inputs, of_variables = tape.gradient(
-                    [output for output, _ in wanted],
-                    (again, list(variables or [])),
-                    output_gradients=[grad for _, grad in wanted],
+                gradients = iter(
+                    tape.gradient(
+                        [target for target, _ in wanted],
+                        [t for t in again if _is_float(t)] + list(variables or []),
+                        output_gradients=[of_target for _, of_target in wanted],
+                    )
                 )
-                by_place = dict(zip(floating, of_inputs, strict=True))
-                found_gradients = [by_place.get(place) for place in range(len(tensors))]
-                return (found_gradients, of_variables) if variables is not None else found_gradients
+                of_tensors = [next(gradients) if _is_float(t) else None for t in again]
+                return of_tensors if variables is None else (of_tensors, list(gradients))
 
-            return kept, gradient
+            return outputs, gradient
 
-        tensors = [leaves[place] for place in places]
-        kept = iter(checkpointed(*tensors))
+        results = iter(checkpointed(*arguments.tensors))
 
-        def outside(leaf):
-            if not tf.is_tensor(leaf):
-                return leaf
-            tensor, mask = next(kept), backend.get_keras_mask(leaf)
-            if mask is not None:
-                backend.set_keras_mask(tensor, mask)
-            return tensor
+        def result(leaf):
+            return _with_mask(next(results), leaf) if tf.is_tensor(leaf) else leaf
 
-        outputs, losses = keras.tree.map_structure(outside, found["outputs"])
+        outputs, losses = keras.tree.map_structure(result, found)
         for loss in losses:
             layer.add_loss(loss)
         return outputs
 
     return call
+
+
+class _Arguments:
+    """Splits the arguments of a call into its tensors and the rest.
+
+    Attributes:
+        tensors: the tensors among the arguments, nested ones included.
+    """
+
+    def __init__(self, args: tuple, kwargs: dict):
+        self._all = (args, kwargs)
+        self.tensors = [leaf for leaf in keras.tree.flatten(self._all) if tf.is_tensor(leaf)]
+        # Now: layers take masks off the tensors that they are given.
+        self._masks = [backend.get_keras_mask(tensor) for tensor in self.tensors]
+
+    def of(self, tensors) -> tuple[tuple, dict]:
+        """Returns the arguments with other tensors, which get the masks of the first ones."""
+        others = iter([tf.identity(tensor) for tensor in tensors])
+        masks = iter(self._masks)
+
+        def other(leaf):
+            if not tf.is_tensor(leaf):
+                return leaf
+            tensor, mask = next(others), next(masks)
+            if mask is not None:
+                backend.set_keras_mask(tensor, mask)
+            return tensor
+
+        return keras.tree.map_structure(other, self._all)
+
+
+def _is_float(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.is_floating
+
+
+def _with_mask(tensor: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    mask = backend.get_keras_mask(other)
+    if mask is not None:
+        backend.set_keras_mask(tensor, mask)
+    return tensor
 
 
 def _zero_after(upstream: tuple) -> tf.Tensor:

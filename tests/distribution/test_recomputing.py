@@ -19,7 +19,7 @@ class Block(keras.layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.dense = keras.layers.Dense(WIDTH, activation="gelu")
+        self.dense = keras.layers.Dense(WIDTH, activation="tanh")
         self.dropout = keras.layers.Dropout(0.3, seed=1)
         self.norm = keras.layers.BatchNormalization()
 
@@ -30,8 +30,8 @@ class Block(keras.layers.Layer):
     def compute_output_shape(self, shape, *_):
         return shape
 
-    def call(self, inputs, shift=None, mask=None, training=None):
-        out = self.norm(self.dropout(self.dense(inputs), training=training), training=training)
+    def call(self, inputs, shift=None, mask=None):  # Keras knows whether the model is training
+        out = self.norm(self.dropout(self.dense(inputs)))
         if mask is not None:
             out = out * keras.ops.cast(mask, out.dtype)[..., None]
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(out)))
@@ -58,12 +58,10 @@ def data(size=8):
 
 
 def trained_both_ways(count, installed):
-    ways = (False, True)
+    settings = installed | {"epochs": 2, "evaluated": data()}
     return [
-        replicas.fit(
-            count, build, data(), epochs=2, evaluated=data(), gradient_checkpointing=way, **installed
-        )
-        for way in ways
+        replicas.fit(count, build, data(), gradient_checkpointing=way, **settings)
+        for way in (False, True)
     ]
 
 
@@ -75,10 +73,87 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "one device",
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in ("XLA", "two replicas", "two batches per update")
+        ),
+    ],
+)
 def test_losses_weights_and_states_are_the_same(case):
     kept, recomputed = forked.run(trained_both_ways, *CASES[case])
     np.testing.assert_allclose(recomputed["losses"], kept["losses"], rtol=1e-13)
     np.testing.assert_allclose(recomputed["steps"], kept["steps"], rtol=1e-11, atol=1e-14)
     assert recomputed["evaluated"] == pytest.approx(kept["evaluated"], rel=1e-12)
     assert len(set(kept["losses"])) > 1
+
+
+def test_inputs_alone_are_kept_until_the_gradient():
+    """What a block computes inside is computed again, after the gradient of its outputs."""
+    model, tokens = build(), np.ones((2, 3), "int32")
+
+    def gradient(layers):
+        with recomputing.recomputed(layers), tf.GradientTape() as tape:
+            out = model(tokens, training=True)
+        return tape.gradient(out, [v.value for v in model.trainable_variables])
+
+    for layers in ([], recomputing.repeated_layers(model)):
+        operations = tf.function(gradient).get_concrete_function(layers).graph.get_operations()
+        computed = [each for each in operations if each.type == "Tanh"]
+        read = [each.inputs[0].op for each in operations if each.type == "TanhGrad"]
+        assert len(read) == 2 and len(computed) == 2 + len(layers)
+        if layers:
+            assert not set(read) & set(computed[:2]), "the gradient reads the second ones"
+            for each in computed[2:]:
+                assert any("gradient_tape" in other.name for other in _before(each))
+
+
+def _before(operation):
+    """Returns the operations whose results an operation needs."""
+    found, left = set(), [operation]
+    while left:
+        for tensor in left.pop().inputs:
+            if tensor.op not in found:
+                found.add(tensor.op)
+                left.append(tensor.op)
+    return found
+
+
+def test_the_outermost_layers_of_which_there_are_several_are_repeated():
+    assert [layer.name for layer in recomputing.repeated_layers(build())] == ["block_0", "block_1"]
+    inner = build()
+    outer = keras.Sequential([inner, keras.layers.Softmax()])
+    names = [layer.name for layer in recomputing.repeated_layers(outer)]
+    assert names == ["block_0", "block_1"], "those of an inner model"
+    single = keras.Sequential([keras.Input((None, WIDTH)), Block()])
+    assert recomputing.repeated_layers(single) == []
+
+
+def test_what_cannot_be_computed_twice_is_refused():
+    plain = keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(1)], name="plain")
+    plain.compile(loss="mse")
+    with pytest.raises(DistributionError, match="the model plain repeats no layer"):
+        step.install(plain, gradient_checkpointing=True)
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            return {}
+
+    blocks = build()
+    own = Own(blocks.inputs, blocks.outputs)
+    own.compile(loss="mse")
+    with pytest.raises(DistributionError, match="Own overrides train_step, which computes the gr"):
+        step.install(own, gradient_checkpointing=True)
+
+
+def test_a_layer_is_called_as_before_afterwards():
+    model = build()
+    layers = recomputing.repeated_layers(model)
+    before = model(np.ones((2, 3)))
+    with recomputing.recomputed(layers):
+        pass
+    assert "call" not in vars(layers[0])
+    np.testing.assert_array_equal(model(np.ones((2, 3))), before)

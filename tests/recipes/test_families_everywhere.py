@@ -20,6 +20,7 @@ STRATEGIES = {
     "none": (1, {"strategy": "none"}),
     "mirrored x 2": (1, {"strategy": "mirrored", "replicas": 2}),
     "2 workers": (2, {"strategy": "multi_worker"}),
+    "recomputed": (1, {"strategy": "none", "gradient_checkpointing": True}),
 }
 ON_TWO_WORKERS = ("classifier_DistilBert", "classifier_Roberta", "causal_GPT2", "causal_Llama3")
 # KerasHub computes Gemma's norms in float32, scales included: their gradients are sums over a
@@ -95,6 +96,15 @@ def test_it_is_equal_under_every_strategy(family, strategy, trained):
             values = np.array(value), np.array(theirs[group][metric])
             name = f"{family}: {metric}"
             difference = max(difference, processes.assert_equal(*values, name, tolerance))
+    print(f"{family}, {strategy}: {difference:.1e}")
+
+
+@pytest.mark.parametrize("family", ALL)
+@pytest.mark.parametrize("strategy", ["recomputed"])
+def test_layers_that_are_computed_twice_give_the_same_numbers(family, strategy, trained):
+    one, other = trained("none") / family, trained(strategy) / family
+    tolerance = 1e-4 if family in FLOAT32 else 1e-9
+    difference = processes.assert_equal_tensors(one, other, tolerance)
     print(f"{family}, {strategy}: {difference:.1e}")
 
 

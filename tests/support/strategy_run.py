@@ -222,7 +222,7 @@ def write_preset(name: str, folder: Path) -> None:
     kind, _, family = name.partition("_")
     path = folder / "presets" / name
     if kind == "classifier":
-        tiny_presets.save(family, "TextClassifier", path, sequence_length=16)
+        tiny_presets.save(family, "TextClassifier", path, sequence_length=16, num_layers=2)
     elif kind == "seq2seq":
         seq2seq_presets.make_task(family, dropout=0.1).save_to_preset(str(path))
     else:
