@@ -34,6 +34,7 @@ def measurements(chosen) -> dict[str, list[str]]:
         "fine_tuning": trainer,
         "generation": trainer,
         "steps": ["--pairs", "5"],
+        "recomputing": [],
     }
 
 

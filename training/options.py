@@ -266,7 +266,7 @@ class SharedOptions(ProgramOptions):
     gradient_checkpointing: bool = _devices(
         False,
         "Compute the layers that the model repeats, such as Transformer blocks, a second time for "
-        "the gradient instead of keeping their values: less memory, a third more computation.",
+        "the gradient instead of keeping their values: less memory, about a quarter more time.",
     )
     deterministic: bool = _devices(
         False, "Use only TensorFlow ops that repeat bit for bit (slower on GPUs)."

@@ -19,8 +19,11 @@ CONTEXTS = ("current_call_ctx", "autocast_scope")
 def repeated_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers that a model repeats, such as the blocks of a Transformer.
 
-    Of the layers that contain others, the outermost ones of whose class there are several. Inner
-    models are looked into, since a preset's backbone is one.
+    Of the layers that contain others, the outermost ones of whose class there are several, or that
+    a functional model calls several times (ALBERT's). Inner models are looked into, since a
+    preset's backbone is one.
+
+    Lacks: no public name tells how often a layer is called.
     """
     found: list[keras.layers.Layer] = []
 
@@ -34,7 +37,7 @@ def repeated_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
     collect(model)
     counts = collections.Counter(type(layer) for layer in found)
-    return [layer for layer in found if counts[type(layer)] > 1]
+    return [e for e in found if counts[type(e)] > 1 or len(e._inbound_nodes) > 1]
 
 
 @contextlib.contextmanager

@@ -130,6 +130,9 @@ def test_the_outermost_layers_of_which_there_are_several_are_repeated():
     assert names == ["block_0", "block_1"], "those of an inner model"
     single = keras.Sequential([keras.Input((None, WIDTH)), Block()])
     assert recomputing.repeated_layers(single) == []
+    inputs, shared = keras.Input((None, WIDTH)), Block(name="shared")
+    twice = keras.Model(inputs, shared(shared(inputs)))
+    assert [layer.name for layer in recomputing.repeated_layers(twice)] == ["shared"]
 
 
 def test_what_cannot_be_computed_twice_is_refused():
