@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from data import files
 from data.download import fetch
 from data.errors import DataError
+from data.splits import NO_FILES, TITLES, instead_note
 
 DIGITS = tuple("0123456789")
 
@@ -59,7 +61,9 @@ class Images:
     classes: tuple[str, ...] = DIGITS
 
 
-def load_images(dataset: str, *, test_file: Path | None = None) -> Images:
+def load_images(
+    dataset: str, *, held_out: Mapping[str, Path] = NO_FILES, test_file: Path | None = None
+) -> Images:
     """Loads a set of 28x28 images.
 
     All but the digits have training and test images only: the last tenth of the training images,
@@ -71,8 +75,11 @@ def load_images(dataset: str, *, test_file: Path | None = None) -> Images:
             "auto" (mnist where it is cached or can be downloaded, else digits with a note), or a
             folder with four IDX files named like MNIST's, plain or .gz; its classes are called
             0 to 9.
-        test_file: an IDX file of images, with its labels beside it, which are the test split
-            instead: `new-images-idx3-ubyte` with `new-labels-idx1-ubyte`, plain or .gz.
+        held_out: IDX files of images by split ("valid", "test"), which replace those of the
+            dataset, with their labels beside them: `new-images-idx3-ubyte` with
+            `new-labels-idx1-ubyte`, plain or .gz. Without images for validation in them, validation
+            is cut from training.
+        test_file: such a file, which is the test split instead.
 
     Returns:
         The images. The same call gives the same arrays in the same order.
@@ -81,17 +88,21 @@ def load_images(dataset: str, *, test_file: Path | None = None) -> Images:
         DataError: A file is missing, damaged or of another format, or a source does not answer.
     """
     images = _load(dataset)
-    if test_file is None:
-        return images
-    path = files.expand(test_file)
-    name = path.name.removesuffix(".gz")
-    if not name.endswith(IMAGES):
-        raise DataError(
-            f"--test-file {test_file}: expected an IDX file whose name ends in {IMAGES}, plain or "
-            f".gz, with one beside it whose name ends in {LABELS}"
-        )
-    test = _scaled(*_read_pair(path.parent, name.removesuffix(IMAGES), path))
-    return dataclasses.replace(images, splits=images.splits | {"test": test})
+    splits, notes = dict(images.splits), [images.note, instead_note(images.name, held_out)]
+    if "valid" in held_out and images.name != "digits":  # whose validation split is not cut off
+        (pixels, labels), (more_pixels, more_labels) = splits["train"], splits["valid"]
+        splits["train"] = np.concatenate([pixels, more_pixels]), np.append(labels, more_labels)
+    given = dict(held_out) if test_file is None else {**held_out, "test": files.expand(test_file)}
+    for split, path in given.items():
+        name = path.name.removesuffix(".gz")
+        if not name.endswith(IMAGES):
+            raise DataError(
+                f"--{TITLES[split]}-file {path}: expected an IDX file whose name ends in {IMAGES}, "
+                f"plain or .gz, with one beside it whose name ends in {LABELS}"
+            )
+        splits[split] = _scaled(*_read_pair(path.parent, name.removesuffix(IMAGES), path))
+    note = "; ".join(filter(None, notes)) or None
+    return dataclasses.replace(images, splits=splits, note=note)
 
 
 def _load(dataset: str) -> Images:

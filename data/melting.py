@@ -13,7 +13,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras
@@ -25,7 +25,7 @@ from data.download import fetch
 from data.errors import DataError, InputError, listed, require_some
 from data.files import expand
 from data.live_line import live_line
-from data.splits import SPLITS, hash_of
+from data.splits import NO_FILES, SPLITS, hash_of
 from data.tables import folded, header_of, read_table
 
 FORMULA = "nearest-neighbour"
@@ -161,6 +161,7 @@ def load_melting(
     seed: int,
     count: int,
     fold: int = 9,
+    held_out: Mapping[str, Path] = NO_FILES,
     test_file: Path | None = None,
 ) -> dict[str, list[Molecule]]:
     """Loads measured molecules, or draws duplexes and computes their temperatures.
@@ -176,7 +177,9 @@ def load_melting(
         fold: 0 to 9, the tenth of the sequences that is the test split where the tables do not
             name one; in a single file the tenth after it is the validation split. No sequence is
             in two splits, unless the table says so.
-        test_file: a table, all of which is the test split instead.
+        held_out: tables by split ("valid", "test"), which replace those of the dataset; such a
+            split is not cut from training.
+        test_file: a table, all of which is the test split instead, while training stays as it is.
 
     Returns:
         Molecules by split: "train", "valid" and "test".
@@ -184,29 +187,43 @@ def load_melting(
     Raises:
         DataError: a file is missing or not what it should be, or its temperatures are in kelvin.
     """
-    splits = _draw(seed, count) if dataset == FORMULA else _load(dataset, cache_dir, fold)
-    if test_file is not None:
-        splits["test"] = [molecule for molecule, _ in _read_table(expand(test_file))]
+    if dataset == FORMULA:
+        splits = _draw(seed, count)
+    elif dataset == NNN:
+        splits = _load_published(cache_dir)
+    else:
+        splits = _load(dataset, fold, held_out)
+    given = dict(held_out) if test_file is None else {**held_out, "test": expand(test_file)}
+    for split, file in given.items():
+        splits[split] = [molecule for molecule, _ in _read_table(file)]
+        if not splits[split]:
+            raise DataError(f"{file}: no rows")
     empty = [split for split, molecules in splits.items() if not molecules]
     if empty:
         raise DataError(f"{dataset}: no rows for {' and '.join(empty)}; too few sequences")
     return splits
 
 
-def _load(dataset: str, cache_dir: Path, fold: int) -> dict[str, list[Molecule]]:
+def _load_published(cache_dir: Path) -> dict[str, list[Molecule]]:
+    """Loads the measured molecules in the splits of their authors; downloads them once."""
+    splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
+    split_of = _download(cache_dir)
+    for molecule, _ in _read_table(cache_dir / NNN / "combined_dataset.csv"):
+        if molecule.id in split_of:
+            splits[split_of[molecule.id]].append(molecule)
+    return splits
+
+
+def _load(dataset: str, fold: int, held_out: Mapping[str, Path]) -> dict[str, list[Molecule]]:
+    """Loads the splits of a folder or a table, but those of other files, `held_out`."""
     path = expand(dataset)
     splits: dict[str, list[Molecule]] = {split: [] for split in SPLITS}
-    if dataset == NNN:
-        split_of = _download(cache_dir)
-        for molecule, _ in _read_table(cache_dir / NNN / "combined_dataset.csv"):
-            if molecule.id in split_of:
-                splits[split_of[molecule.id]].append(molecule)
-    elif path.is_dir():
+    if path.is_dir():
         for split in SPLITS:
             file = path / f"{split}.csv"
-            if split != "test" or file.exists():
+            if split not in held_out and (split != "test" or file.exists()):
                 splits[split] = [molecule for molecule, _ in _read_table(file)]
-        if not splits["test"]:
+        if not splits["test"] and "test" not in held_out:
             validated = {molecule.group for molecule in splits["valid"]}
             rows, splits["train"] = splits["train"], []
             for molecule in rows:
@@ -219,6 +236,8 @@ def _load(dataset: str, cache_dir: Path, fold: int) -> dict[str, list[Molecule]]
         for molecule, split in table:
             valid = (fold + 1) % 10
             by_hash = {fold: "test", valid: "valid"}.get(_tenth(molecule), "train")
+            if by_hash in held_out:
+                by_hash = "train"
             splits[split or named.get(molecule.group) or by_hash].append(molecule)
     return splits
 
@@ -349,24 +368,28 @@ def repeated_notes(splits: dict[str, list[Molecule]]) -> list[str]:
     ]
 
 
-def unread_note(dataset: str, test_file: Path | None = None) -> str | None:
+def unread_note(
+    dataset: str, held_out: Mapping[str, Path] = NO_FILES, test_file: Path | None = None
+) -> str | None:
     """Returns a line that names columns and tables of a dataset that are not read, or None.
 
     Args:
         dataset: See `load_melting`; what it cannot read has no such line.
+        held_out: tables by split that replace those of the dataset.
         test_file: a table of the test split, or None.
     """
     notes: list[str | None] = []
     if dataset not in (FORMULA, NNN):
         path = expand(dataset)
-        files = [path / f"{split}.csv" for split in SPLITS] if path.is_dir() else [path]
-        files = [file for file in files if file.exists()]
+        named = [path / f"{split}.csv" for split in SPLITS if split not in held_out]
+        files = [file for file in named if file.exists()] if path.is_dir() else [path]
         notes.append(_unread_columns(files))
         if path.is_dir():
-            notes.append(tables.unread_note(path, files, COLUMNS[0]))
-    if test_file is not None:
-        columns = _unread_columns([expand(test_file)])
-        notes.append(columns and f"{test_file.name}: {columns}")
+            read = [*files, *held_out.values()]
+            notes.append(tables.unread_note(path, read, COLUMNS[0]))
+    for file in [*held_out.values(), *([] if test_file is None else [expand(test_file)])]:
+        columns = _unread_columns([file])
+        notes.append(columns and f"{file.name}: {columns}")
     return "; ".join(filter(None, notes)) or None
 
 

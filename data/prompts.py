@@ -5,7 +5,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,17 @@ from data import files, sequences, tables, word_pieces
 from data.errors import DataError, listed, require_some
 from data.live_line import live_line
 from data.next_tokens import Ends
-from data.splits import SPLITS, files_by_split, fold, layout_hint, of_each, split_of
+from data.splits import (
+    NO_FILES,
+    SPLITS,
+    TITLES,
+    files_by_split,
+    fold,
+    layout_hint,
+    missing_from,
+    of_each,
+    split_of,
+)
 from data.templates import CHATS, NOT_PREDICTED, Prompt, Template, Turn
 from data.text import TEXT, Text
 
@@ -31,7 +41,7 @@ MESSAGES = "messages"  # of a chat
 CONVERSATIONS = "conversations"  # of a chat, in ShareGPT's form
 COLUMNS_HINT = "; --prompt-column and --response-column name others"
 HINT = f"{COLUMNS_HINT}, --text-column the column of plain text"
-TEST_HINT = "; name the columns of --test-file as those of the run's data"
+HELD_OUT_HINT = "; name the columns of a test or validation file as those of the training data"
 PREFERENCES = {"chosen", "rejected"}  # the fields of two answers to a prompt
 CHOSEN_HINT = (
     "; preference pairs are not trained on; --response-column chosen trains on the chosen answers"
@@ -60,14 +70,14 @@ class Columns:
         """Returns the usual names, or those of `--prompt-column` and `--response-column`."""
         return cls((prompt,) if prompt else PROMPT, (response,) if response else RESPONSE)
 
-    def of_test_file(self) -> "Columns":
-        """Returns the same names, for the file of `recipes.evaluate --test-file`."""
-        return dataclasses.replace(self, hint=TEST_HINT)
+    def of_held_out(self) -> "Columns":
+        """Returns the same names, for a file of `--test-file` or `--validation-file`."""
+        return dataclasses.replace(self, hint=HELD_OUT_HINT)
 
     def hint_for(self, names: Iterable[str]) -> str:
         """Returns what the message about a missing one ends with, in a file with these names."""
         is_preference = {*names} >= PREFERENCES and not {*names}.isdisjoint(self.prompt)
-        return CHOSEN_HINT if is_preference and self.hint != TEST_HINT else self.hint
+        return CHOSEN_HINT if is_preference and self.hint != HELD_OUT_HINT else self.hint
 
     @property
     def were_named(self) -> bool:
@@ -131,8 +141,12 @@ def _folded(pair: Pair) -> tuple[str, ...]:
     return tuple(map(fold, texts_of(pair)))
 
 
-def find_files(dataset: str, columns: Columns = USUAL) -> dict[str, list[Path]]:
+def find_files(
+    dataset: str, columns: Columns = USUAL, held_out: Mapping[str, Path] = NO_FILES
+) -> dict[str, list[Path]]:
     """Returns the files of prompts that a dataset names, by split; "" for one file of all.
+
+    Without the splits that have other files, `held_out`.
 
     Empty where the dataset is something else, for instance text, also in the fields `text` of a
     table or of JSON, unless the user named columns.
@@ -148,7 +162,7 @@ def find_files(dataset: str, columns: Columns = USUAL) -> dict[str, list[Path]]:
     if not path.is_dir():
         return {}
     is_meant = functools.partial(_is_meant, columns)
-    paths = files_by_split(filter(_has_fields, path.iterdir()), dataset, is_meant)
+    paths = files_by_split(filter(_has_fields, path.iterdir()), dataset, is_meant, but=held_out)
     every = [file for found in paths.values() for file in found]
     return {} if not columns.were_named and any(map(_holds_text, every)) else paths
 
@@ -168,7 +182,11 @@ def _holds_text(path: Path) -> bool:
 
 
 def load_prompts(
-    dataset: str, *, test_file: Path | None = None, columns: Columns = USUAL
+    dataset: str,
+    *,
+    held_out: Mapping[str, Path] = NO_FILES,
+    test_file: Path | None = None,
+    columns: Columns = USUAL,
 ) -> Prompts:
     """Loads prompts and responses.
 
@@ -186,14 +204,16 @@ def load_prompts(
             folder with such files that begin with train, valid (or val or dev) and test, each in
             one file or in shards (train-00000-of-00002.jsonl). A split that a folder lacks is
             cut from training in the same way. Prompts without a response are left out.
-        test_file: A file, all of which is the test split instead.
+        held_out: Files by split ("valid", "test"), which replace those of the dataset; such a split
+            is not cut from training.
+        test_file: A file, all of which is the test split instead, while training stays as it is.
         columns: The names of the prompt and the response.
 
     Raises:
         DataError: A file cannot be read, an example is not what it should be, a split is empty, or
             a folder has several files for it.
     """
-    paths = find_files(dataset, columns)
+    paths = find_files(dataset, columns, held_out)
     if not paths:
         path = files.expand(dataset)
         problem = "no files of prompts and responses" if path.exists() else "no such file or folder"
@@ -202,7 +222,7 @@ def load_prompts(
             "and response, or a folder with train, valid and test files"
             f"{layout_hint(path)}"
         )
-    missing = [split for split in SPLITS if split not in paths] if "train" in paths else []
+    cut = missing_from({*paths, *held_out})  # from training
     splits: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     notes, empty_responses = [], 0
     to_split: list[Pair] = []
@@ -212,29 +232,31 @@ def load_prompts(
             if not pair[1].strip():
                 empty_responses += 1
                 continue
-            is_whole = split and (split != "train" or not missing)
-            (splits[split] if is_whole else to_split).append(pair)
-    drawn = _splits_of(to_split, missing or ["valid", "test"])
+            is_held_out = split in TITLES
+            (splits[split] if is_held_out else to_split).append(pair)
+    drawn = _splits_of(to_split, cut)
     for pair, split in zip(to_split, drawn, strict=True):
         splits[split].append(pair)
-    if test_file is not None:
-        pairs = list(_read(files.expand(test_file), unread, columns.of_test_file()))
-        splits["test"] = [pair for pair in pairs if pair[1].strip()]
-        empty_responses += len(pairs) - len(splits["test"])
+    given = dict(held_out) if test_file is None else {**held_out, "test": files.expand(test_file)}
+    for split, path in given.items():
+        pairs = list(_read(path, unread, columns.of_held_out()))
+        splits[split] = [pair for pair in pairs if pair[1].strip()]
+        empty_responses += len(pairs) - len(splits[split])
+        if not splits[split]:
+            raise DataError(f"{path}: no prompt with a response")
     empty = [split for split, pairs in splits.items() if not pairs]
     if empty:
         raise DataError(
             f"{dataset}: no prompts for the {' and '.join(empty)} split; expected more of them, or "
             "a folder with train, valid and test files (.jsonl, .json, .parquet, .csv or .tsv)"
         )
-    if missing:
-        notes.append(
-            f"no file for {' and '.join(missing)}: a twentieth of the training prompts each"
-        )
+    if "train" in paths and cut:
+        notes.append(f"no file for {' and '.join(cut)}: a twentieth of the training prompts each")
     if empty_responses:
         notes.append(f"{empty_responses:,} prompts without a response are left out")
     if "" not in paths:
         read = list(itertools.chain.from_iterable(paths.values()))
+        read += held_out.values()
         unread_files = tables.unread_note(
             read[0].parent, read, (*columns.prompt, MESSAGES, CONVERSATIONS)
         )
@@ -261,16 +283,16 @@ def _splits_of(pairs: Sequence[Pair], held_out: Sequence[str]) -> list[str]:
 
 
 def read_pairs(path: Path, columns: Columns = USUAL) -> list[Pair]:
-    """Returns the pairs of a test file that have a response.
+    """Returns the pairs of a test or validation file that have a response.
 
     Args:
-        path: As `test_file` of `load_prompts`.
+        path: As one of `held_out` of `load_prompts`.
         columns: The names of the prompt and the response.
 
     Raises:
         DataError: It cannot be read, a row is not what it should be, or none has a response.
     """
-    read = _read(files.expand(path), {}, columns.of_test_file())
+    read = _read(files.expand(path), {}, columns.of_held_out())
     pairs = [pair for pair in read if pair[1].strip()]
     if not pairs:
         raise DataError(f"{path}: no prompt with a response")

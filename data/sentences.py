@@ -8,7 +8,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,19 @@ from data import (
 from data.baselines import most_frequent_accuracy
 from data.errors import DataError, listed
 from data.live_line import Waiting, live_line
-from data.splits import EXAMPLE, SPLITS, files_by_split, fold, hash_of, layout_hint, of_each
+from data.splits import (
+    EXAMPLE,
+    NO_FILES,
+    SPLITS,
+    TITLES,
+    files_by_split,
+    fold,
+    hash_of,
+    instead_note,
+    layout_hint,
+    missing_from,
+    of_each,
+)
 from data.tables import ENDINGS, has_lists, has_objects, quoted, read_table, unread_note
 from data.text import Text
 from data.word_pieces import special_ids
@@ -206,6 +218,7 @@ def load_sentences(
     second_text_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     labels: str = "auto",
+    held_out: Mapping[str, Path] = NO_FILES,
     test_file: Path | None = None,
 ) -> Sentences:
     """Loads sentences, or pairs of sentences, and labels: classes, scores, or several of each.
@@ -247,7 +260,10 @@ def load_sentences(
             `label_fields.names_of`; or "auto": scores for STS-B, and where there are more than
             `MOST_FRACTIONS` different numbers, not all of them integers; several where JSON or
             Parquet has lists, and of several columns.
-        test_file: A file of the same columns, all of which is the test split instead.
+        held_out: Files of the same columns by split ("valid", "test"), which replace those of the
+            dataset; such a split is not cut from training.
+        test_file: A file of the same columns, all of which is the test split instead, while
+            training stays as it is.
 
     Returns:
         The sentences. The same call gives the same ones in the same order.
@@ -274,17 +290,18 @@ def load_sentences(
             "docstring belongs to, with the packages' names removed"
         )
         name, notes = INSTALLED_DOCS, [note] if dataset == "auto" else []
+        notes += filter(None, [instead_note(name, held_out)])
         columns = glue.Columns()
     else:
         name, path = dataset, files.expand(dataset)
         label_columns = (label_column,) if isinstance(label_column, str) else label_column or ()
         named = (text_column, second_text_column, tuple(label_columns))
         if path.is_dir():
-            rows, notes, columns, labels = _load_folder(name, path, named, labels)
+            rows, notes, columns, labels = _load_folder(name, path, named, labels, held_out)
         elif path.is_file():
             columns, notes = _columns(path, *named), []
             every, labels = _read_training([path], columns, notes, labels)
-            rows, more = _split(name, every, by_class=labels == "classes")
+            rows, more = _with_all_splits(name, every, held_out, by_class=labels == "classes")
             notes += more
         else:
             raise DataError(
@@ -292,17 +309,17 @@ def load_sentences(
                 "with train.tsv, dev.tsv and test.tsv (or .csv, .jsonl, .json, .parquet), a folder "
                 "with a folder of text files for each class, or one such table"
             )
-    if test_file is not None:
-        hint = "; a test file has the columns of the run's data: rename its own"
-        read = _read([files.expand(test_file)], columns, notes, labels, hint)
-        rows["test"] = _plain_numbers(read, rows["train"])
+    given = dict(held_out) if test_file is None else {**held_out, "test": files.expand(test_file)}
+    for split, path in given.items():
+        hint = f"; a {TITLES[split]} file has the columns of the training data: rename its own"
+        rows[split] = _plain_numbers(_read([path], columns, notes, labels, hint), rows["train"])
         if labels == "several":
-            _require_learned(test_file, rows["test"], rows["train"], columns)
+            _require_learned(path, rows[split], rows["train"], columns)
     if labels == "scores":
         return _scored(name, rows, notes)
     if labels == "several":
         return _with_several(name, rows, notes, columns.flags)
-    return _numbered(name, rows, notes, columns, test_file)
+    return _numbered(name, rows, notes, columns, given)
 
 
 def _columns(
@@ -320,20 +337,26 @@ def _columns(
 
 
 def _load_folder(
-    name: str, folder: Path, named: tuple[str | None, str | None, tuple[str, ...]], labels: str
+    name: str,
+    folder: Path,
+    named: tuple[str | None, str | None, tuple[str, ...]],
+    labels: str,
+    held_out: Mapping[str, Path],
 ) -> tuple[dict[str, list[Row]], list[str], glue.Columns, str]:
     """Returns the rows of a folder by split, notes, the columns, and what labels are."""
     in_folder = [path for path in folder.iterdir() if path.name.lower().endswith(ENDINGS)]
     text, second, label = named
-    paths = files_by_split(in_folder, name, lambda path: glue.is_labelled(path, text, *label[:1]))
+    paths = files_by_split(
+        in_folder, name, lambda path: glue.is_labelled(path, text, *label[:1]), but=held_out
+    )
     if "train" not in paths and class_folders.splits_of(folder):
-        rows, notes = _load_class_folders(name, folder, labels)
+        rows, notes = _load_class_folders(name, folder, labels, held_out)
         unused = [column for column in (text, second, *label) if column is not None]
         if unused:
             notes.append(f"the columns {listed(unused)} are not read: {name} has folders of texts")
         return rows, notes, glue.Columns(), "classes"
     if "train" not in paths:  # its reader names the columns that they lack
-        paths = files_by_split(in_folder, name)
+        paths = files_by_split(in_folder, name, but=held_out)
     if "train" not in paths:
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
         raise DataError(
@@ -344,14 +367,14 @@ def _load_folder(
         )
     columns, notes = _columns(paths["train"][0], *named), []
     fields = (*columns.text, *columns.label, *columns.flags)
-    unread = unread_note(folder, [path for found in paths.values() for path in found], fields)
+    read = [path for found in (*paths.values(), held_out.values()) for path in found]
+    unread = unread_note(folder, read, fields)
     if unread is not None:
         notes.append(unread)
     train, labels = _read_training(paths["train"], columns, notes, labels)
-    rows = {"train": train}
-    known = {label for _, label in rows["train"]}
+    known, rows = {label for _, label in train}, {}
     if "test" in paths and not glue.has_labels(paths["test"], columns, known):
-        instead = paths["valid"][0].name if "valid" in paths else "part of training"
+        instead = paths["valid"][0].name if "valid" in paths else "a part of training"
         notes.append(f"{paths.pop('test')[0].name} has no labels: {instead} is the test split")
         if "valid" in paths:
             paths["test"] = paths.pop("valid")
@@ -360,12 +383,12 @@ def _load_folder(
             rows[split] = _plain_numbers(_read(paths[split], columns, notes, labels), train)
             if labels == "several":
                 _require_learned(paths[split][0], rows[split], train, columns)
-    rows, more = _with_all_splits(name, rows, by_class=labels == "classes")
-    return rows, notes + more, columns, labels
+    made, more = _with_all_splits(name, train, [*rows, *held_out], labels == "classes")
+    return made | rows, notes + more, columns, labels
 
 
 def _load_class_folders(
-    name: str, folder: Path, labels: str
+    name: str, folder: Path, labels: str, held_out: Mapping[str, Path]
 ) -> tuple[dict[str, list[Row]], list[str]]:
     """Returns the rows of folders with a file for each text, by split, and notes."""
     if labels == "scores":
@@ -377,27 +400,38 @@ def _load_class_folders(
     unread = class_folders.unread_note(folder, classes)
     notes = [] if unread is None else [unread]
     if "" in paths:
-        rows, more = _split(name, class_folders.read(paths[""]))
+        rows, more = _with_all_splits(name, class_folders.read(paths[""]), held_out)
         return rows, notes + more
+    paths = {split: found for split, found in paths.items() if split not in held_out}
     rows = {split: class_folders.read(found) for split, found in paths.items()}
     unlabelled = [path for path in paths["train"] if path.name == class_folders.UNLABELLED]
     if unlabelled:
         notes.append(f"{unlabelled[0]} has no labels: left out")
-    rows, more = _with_all_splits(name, rows)
-    return rows, notes + more
+    made, more = _with_all_splits(name, rows["train"], [*rows, *held_out])
+    return rows | made, notes + more
 
 
 def _with_all_splits(
-    name: str, rows: dict[str, list[Row]], by_class: bool = True
+    name: str, train: list[Row], found: Collection[str] = (), by_class: bool = True
 ) -> tuple[dict[str, list[Row]], list[str]]:
-    """Returns the rows with the splits that they lack, cut from those of training, and notes."""
-    missing = tuple(split for split in ("test", "valid") if split not in rows)
+    """Returns the training rows, the splits that are cut from them, and notes.
+
+    Args:
+        name: What an error begins with.
+        train: Rows of the training files, or of a file without splits.
+        found: The splits that have files; the others are cut.
+        by_class: Whether each split gets rows of each label.
+    """
+    missing = missing_from(found)[::-1]
     if not missing:
-        return rows, []
-    titles = {"test": "test", "valid": "validation"}
-    notes = [f"a tenth of the training sentences is the {titles[split]} split" for split in missing]
-    made, more = _split(name, rows["train"], held_out=missing, by_class=by_class)
-    return rows | made, notes + more
+        return {"train": train}, []
+    made, notes = _split(name, train, held_out=missing, by_class=by_class)
+    if found:
+        cut = [
+            f"a tenth of the training sentences is the {TITLES[split]} split" for split in missing
+        ]
+        notes = cut + notes
+    return made, notes
 
 
 def _read_training(
@@ -626,7 +660,7 @@ def _numbered(
     rows: dict[str, list[Row]],
     notes: Sequence[str] = (),
     columns: glue.Columns | None = None,
-    test_file: Path | None = None,
+    given: Mapping[str, Path] = NO_FILES,
 ) -> Sentences:
     """Numbers the labels; those that are not in validation or test are noted."""
     labels = {split: {label for _, label in rows[split]} for split in SPLITS}
@@ -658,9 +692,8 @@ def _numbered(
     for split in ("valid", "test"):
         unknown = sorted(labels[split] - labels["train"])
         if unknown:
-            source = test_file if split == "test" and test_file is not None else name
             raise DataError(
-                f"{source}: the label {_shown(unknown)} is in the {split} split, not in training: "
+                f"{given.get(split, name)}: the label {_shown(unknown)} is in the {split} split, not in training: "
                 "add training examples of it, or remove these rows"
             )
         missing = [label for label in classes if label not in labels[split]]

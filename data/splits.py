@@ -2,13 +2,18 @@
 
 import hashlib
 import re
+import types
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data.errors import DataError, listed
 
 SPLITS = ("train", "valid", "test")
+TITLES = {"valid": "validation", "test": "test"}  # of the splits that are not trained on
+
+# What loaders take as `held_out` by default: no files of `--validation-file` and `--test-file`.
+NO_FILES: Mapping[str, Path] = types.MappingProxyType({})
 
 # Of a file in parts: their number, how many there are, and a hash that some names have.
 SHARD = r"-(\d{5})-of-(\d{5})(-[0-9a-f]{16})?"
@@ -74,8 +79,31 @@ def named(name: str) -> tuple[str, int] | None:
     return None
 
 
+def missing_from(found: Iterable[str]) -> tuple[str, ...]:
+    """Returns the splits besides training that are not among those that were found."""
+    return tuple(split for split in SPLITS[1:] if split not in found)
+
+
+def instead_note(dataset: str, held_out: Mapping[str, Path]) -> str | None:
+    """Returns a line about files that replace splits of a dataset, or None.
+
+    Args:
+        dataset: Has all splits.
+        held_out: Files by split.
+    """
+    notes = [
+        f"{held_out[split]} is the {TITLES[split]} split, instead of that of {dataset}"
+        for split in SPLITS
+        if split in held_out
+    ]
+    return "; ".join(notes) or None
+
+
 def files_by_split(
-    paths: Iterable[Path], dataset: str, holds: Callable[[Path], bool] = lambda path: True
+    paths: Iterable[Path],
+    dataset: str,
+    holds: Callable[[Path], bool] = lambda path: True,
+    but: Collection[str] = (),
 ) -> dict[str, list[Path]]:
     """Returns the file of each split, or its shards in their order, by their names.
 
@@ -87,6 +115,7 @@ def files_by_split(
             left out.
         dataset: What an error begins with.
         holds: Tells whether a file of a longer name has examples: train_args.json may have none.
+        but: Splits of other files, for which none is looked for.
 
     Raises:
         DataError: There are several for a split, or a shard is missing.
@@ -94,7 +123,9 @@ def files_by_split(
     forms: dict[tuple[str, int], list[Path]] = {}
     for path in sorted(paths):
         split_and_form = named(path.name)
-        if split_and_form is not None and path.name[0] != ".":
+        if split_and_form is None or split_and_form[0] in but:
+            continue
+        if path.name[0] != ".":
             forms.setdefault(split_and_form, []).append(path)
     found: dict[str, list[Path]] = {}
     for (split, form), files in sorted(forms.items()):

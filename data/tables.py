@@ -412,10 +412,11 @@ def unread_note(
         fields: Files that end in `.json` are named if they have one of them; others are settings.
         endings: Endings of names of data files, in small letters.
     """
+    known = {path.resolve() for path in read}  # a file may be named relative to another folder
     names = [
         path.name
         for path in sorted(folder.iterdir())
-        if path not in read
+        if path.resolve() not in known
         and path.name.lower().endswith(endings)
         and not path.name.startswith(".")
         and (not re.search(r"\.json(\.gz)?$", path.name.lower()) or has_field(path, *fields))

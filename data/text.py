@@ -16,7 +16,18 @@ from pathlib import Path
 from data import download, files, installed_docs, novels, tables
 from data.errors import DataError
 from data.live_line import live_line
-from data.splits import EXAMPLE, SPLITS, files_by_split, layout_hint, of_each, split_of
+from data.splits import (
+    EXAMPLE,
+    NO_FILES,
+    SPLITS,
+    TITLES,
+    files_by_split,
+    instead_note,
+    layout_hint,
+    missing_from,
+    of_each,
+    split_of,
+)
 
 TEXT = "text"  # the usual column of a table, or field of JSON, that holds the text
 HINT = "; --text-column names another"
@@ -210,6 +221,7 @@ def load_text(
     *,
     contiguous: bool = False,
     text_column: str | None = None,
+    held_out: Mapping[str, Path] = NO_FILES,
     test_file: Path | None = None,
 ) -> Text:
     """Loads a text and its three splits.
@@ -227,7 +239,9 @@ def load_text(
         contiguous: Whether one file, or a glob, is split into its first 90 percent of lines and
             two parts of 5, instead of by hashes, since its lines follow one another.
         text_column: The column of tables, or the field of JSON; None for `text`.
-        test_file: A file, all of which is the test split instead.
+        held_out: Files by split ("valid", "test"), which replace those of the dataset; such a split
+            is not cut from training.
+        test_file: A file, all of which is the test split instead, while training stays as it is.
 
     Returns:
         The text; no split is empty.
@@ -236,9 +250,19 @@ def load_text(
         DataError: There is no such dataset or path, no mirror delivers, a file is empty, binary
             or not UTF-8, or a split is missing.
     """
-    text = _load(dataset, cache_dir, contiguous, text_column or TEXT)
+    column = text_column or TEXT
+    given = {split: Lines([(path, None)], column=column) for split, path in held_out.items()}
+    for split, lines in given.items():
+        if not _has_lines(lines):
+            raise DataError(f"{held_out[split]}: no line of text")
+    text = _load_known(dataset, cache_dir)
+    if text is None:
+        text = _load_files(dataset, contiguous, column, given)
+    elif given:
+        note = "; ".join(filter(None, (text.note, instead_note(text.name, held_out))))
+        text = dataclasses.replace(text, splits={**text.splits, **given}, note=note)
     if test_file is not None:
-        test = Lines([(files.expand(test_file), None)], column=text_column or TEXT)
+        test = Lines([(files.expand(test_file), None)], column=column)
         text = _not_empty(dataclasses.replace(text, splits={**text.splits, "test": test}))
     if text_column is None or any(map(_has_columns, text.splits.values())):
         return text
@@ -253,7 +277,8 @@ def _has_columns(lines: Iterable[str]) -> bool:
     )
 
 
-def _load(dataset: str, cache_dir: Path, contiguous: bool, column: str) -> Text:
+def _load_known(dataset: str, cache_dir: Path) -> Text | None:
+    """Loads a dataset that has a name; returns None for a path."""
     if dataset == "auto":
         try:
             return _load_wikitext("wikitext-2", cache_dir)
@@ -266,12 +291,17 @@ def _load(dataset: str, cache_dir: Path, contiguous: bool, column: str) -> Text:
     if dataset in WIKITEXT:
         return _load_wikitext(dataset, cache_dir)
     if dataset == novels.NAME:
-        return _load_folder(dataset, novels.fetch_novels(cache_dir))
+        return _load_folder(dataset, novels.fetch_novels(cache_dir), TEXT, {})
+    return None
+
+
+def _load_files(dataset: str, contiguous: bool, column: str, given: dict[str, Lines]) -> Text:
+    """Loads a folder, a zip archive, a file or a glob; `given` has splits of other files."""
     path = files.expand(dataset)
     if path.is_dir():
-        return _load_folder(dataset, path, column)
+        return _load_folder(dataset, path, column, given)
     if path.is_file() and zipfile.is_zipfile(path):
-        return _load_zip(dataset, path)
+        return _load_zip(dataset, path, given)
     matches = [path, *map(Path, sorted(glob.glob(str(path), recursive=True)))]
     sources = [(match, None) for match in dict.fromkeys(matches) if match.is_file()]
     if not sources:
@@ -281,12 +311,23 @@ def _load(dataset: str, cache_dir: Path, contiguous: bool, column: str) -> Text:
         )
     every = Lines(sources, column=column)
     if contiguous:
-        return _not_empty(Text(dataset, _cut({"train": every})[0]))
-    splits = {split: Lines(sources, split, column=column) for split in SPLITS}
+        return _not_empty(Text(dataset, _cut({"train": every, **given})[0]))
+    cut = missing_from(given)
+
+    def draw(line: str) -> str:
+        split = split_of(line)
+        return split if split in cut else "train"
+
+    def drawn_by(split_of: Callable[[str], str]) -> dict[str, Lines]:
+        return {
+            split: given.get(split) or Lines(sources, split, column=column, split_of=split_of)
+            for split in SPLITS
+        }
+
+    splits = drawn_by(draw)
     if not all(map(_has_lines, splits.values())):  # there are few
         different = dict.fromkeys(" ".join(line.split()) for line in every)
-        drawn = of_each(different, split_of, ("valid", "test"), TEST_SHARE).__getitem__
-        splits = {split: Lines(sources, split, column=column, split_of=drawn) for split in SPLITS}
+        splits = drawn_by(of_each(different, draw, cut, TEST_SHARE).__getitem__)
     return _not_empty(Text(dataset, splits))
 
 
@@ -295,14 +336,15 @@ def _load_wikitext(name: str, cache_dir: Path) -> Text:
     path = Path(cache_dir) / f"{name}.zip"
     urls = [f"{mirror}{name}-v1.zip" for mirror in mirrors]
     download.fetch(urls, sha256, path, name)
-    return _load_zip(name, path)
+    return _load_zip(name, path, {})
 
 
-def _load_folder(name: str, path: Path, column: str = TEXT) -> Text:
-    return _with_splits(name, {file.name: (file, None) for file in path.iterdir()}, column)
+def _load_folder(name: str, path: Path, column: str, given: Mapping[str, Lines]) -> Text:
+    sources = {file.name: (file, None) for file in path.iterdir()}
+    return _with_splits(name, sources, column, given)
 
 
-def _load_zip(name: str, path: Path) -> Text:
+def _load_zip(name: str, path: Path, given: Mapping[str, Lines]) -> Text:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
@@ -310,11 +352,14 @@ def _load_zip(name: str, path: Path) -> Text:
                 raise DataError(f"{name}: a file of Excel or Word: save it as CSV, or as text")
     except zipfile.BadZipFile as error:
         raise DataError(f"{name}: damaged zip archive ({error})") from error
-    return _with_splits(name, {member: (path, member) for member in members})
+    return _with_splits(name, {member: (path, member) for member in members}, TEXT, given)
 
 
 def _with_splits(
-    name: str, sources: dict[str, tuple[Path, str | None]], column: str = TEXT
+    name: str,
+    sources: Mapping[str, tuple[Path, str | None]],
+    column: str,
+    given: Mapping[str, Lines],
 ) -> Text:
     """Picks the source of each split by name; cuts those that are missing from training.
 
@@ -322,6 +367,7 @@ def _with_splits(
         name: Name of the text, for messages.
         sources: By file name, in an archive with its folders.
         column: Of tables and JSON.
+        given: Splits of other files, which come first.
     """
     # A Mac stores a file's attributes in another one.
     sources = {file: source for file, source in sources.items() if Path(file).name[:2] != "._"}
@@ -330,18 +376,21 @@ def _with_splits(
     source_of = {
         Path(file): source for file, source in sources.items() if file.lower().endswith(endings)
     }
-    found = files_by_split(source_of, name, lambda file: _holds_text(*source_of[file], column))
+    found = files_by_split(
+        source_of, name, lambda file: _holds_text(*source_of[file], column), but=given
+    )
     if "train" not in found:  # its reader names the column that it lacks
-        found = files_by_split(source_of, name)
+        found = files_by_split(source_of, name, but=given)
     if "train" in found:
-        splits, note = _cut(
-            {
-                split: Lines([source_of[file] for file in files], column=column)
-                for split, files in found.items()
-            }
-        )
+        own = {
+            split: Lines([source_of[file] for file in files], column=column)
+            for split, files in found.items()
+        }
+        splits, note = _cut({**own, **given})
         read = [path for lines in splits.values() for path, member in lines.sources if not member]
-        unread = tables.unread_note(read[0].parent, read, (column,), ENDINGS) if read else None
+        unread = None
+        if is_folder:
+            unread = tables.unread_note(read[0].parent, read, (column,), ENDINGS)
         note = "; ".join(filter(None, (note, unread))) or None
         is_wikitext = "wiki." in str(found["train"][0])
         return _not_empty(Text(name, splits, is_wikitext, note))
@@ -361,7 +410,7 @@ def _holds_text(path: Path, member: str | None, column: str) -> bool:
     return is_plain or tables.has_field(path, column)
 
 
-def _cut(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str | None]:
+def _cut(splits: Mapping[str, Lines]) -> tuple[dict[str, Lines], str | None]:
     """Cuts the splits that are missing from the end of the training lines.
 
     The end, not random lines: paragraphs next to trained ones would be easier to predict.
@@ -370,7 +419,7 @@ def _cut(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str | None]:
         All splits, in their order, and a note about those that were cut.
     """
     train, notes = splits["train"], []
-    missing = [split for split in ("test", "valid") if split not in splits]
+    missing = missing_from(splits)[::-1]
     if not missing:
         return {split: splits[split] for split in SPLITS}, None
     count = stop = sum(1 for _ in train)
@@ -381,11 +430,11 @@ def _cut(splits: dict[str, Lines]) -> tuple[dict[str, Lines], str | None]:
         which = f"the last {size:,} of {count:,} training lines are"
         if stop < count:
             which = f"the {size:,} lines before them are"
-        title = {"test": "test", "valid": "validation"}[split]
+        title = TITLES[split]
         notes.append(f"no {title} file: {which} the {title} split")
         stop = start
     cut["train"] = Lines(train.sources, stop=stop, column=train.column)
-    return {split: (splits | cut)[split] for split in SPLITS}, "; ".join(notes)
+    return {split: {**splits, **cut}[split] for split in SPLITS}, "; ".join(notes)
 
 
 def _has_lines(lines: Iterable[str]) -> bool:

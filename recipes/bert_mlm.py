@@ -36,13 +36,13 @@ from models.chunked_head import chunked_masked_lm, has_tied_logits
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, top_k
-from training.options import TextOptions, option
+from training.options import HeldOutOptions, TextOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(TextOptions):
+class Options(TextOptions, HeldOutOptions):
     """Options of `recipes.bert_mlm`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "the loss is [MASK] over the batch"
@@ -160,7 +160,11 @@ def main(options: Options) -> dict:
             return run.results
         # Text, its word pieces, and fixed-length sequences by split.
         text = load_text(
-            run.dataset, run.cache_dir, text_column=options.text_column, test_file=run.test_file
+            run.dataset,
+            run.cache_dir,
+            text_column=options.text_column,
+            held_out=run.held_out,
+            test_file=run.test_file,
         )
         preset, why = presets.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
@@ -345,7 +349,12 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
         DataError: the run's dataset cannot be loaded, or has changed.
     """
     options = run.options
-    text = load_text(run.resolved["dataset"], cache_dir, text_column=options.text_column)
+    text = load_text(
+        run.resolved["dataset"],
+        cache_dir,
+        text_column=options.text_column,
+        held_out=options.held_out,
+    )
     likelihoods.require_training_text(text, run.resolved["text_sha256"])
     tokenizer = run.load_model().preprocessor.tokenizer
     part_of_lines = options.text_mode == "lines" and options.max_examples is not None

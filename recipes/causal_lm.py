@@ -49,7 +49,7 @@ from models import decoders, fine_tuning, likelihoods, presets, samplers
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
-from training.options import HIDDEN, FineTuningOptions, flag, option
+from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, flag, option
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -59,7 +59,7 @@ LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(FineTuningOptions):
+class Options(FineTuningOptions, HeldOutOptions):
     """Options of `recipes.causal_lm`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "This function returns"
@@ -190,33 +190,41 @@ def build_model(
     return decoders.new_task(options, vocabulary_size)
 
 
+def load_data(options: Options, run) -> Text | prompts.Prompts:
+    """Loads the dataset: prompts with responses if its files have them, text otherwise.
+
+    Raises:
+        OptionsError: an option is for the other kind.
+    """
+    columns = prompts.Columns.of(options.prompt_column, options.response_column)
+    if options.text_column is None and prompts.find_files(run.dataset, columns, run.held_out):
+        if options.context == "row":
+            raise OptionsError("--context row: prompts do not follow one another; leave it out")
+        return prompts.load_prompts(
+            run.dataset, held_out=run.held_out, test_file=run.test_file, columns=columns
+        )
+    if options.template != "auto" and run.trained is None:
+        raise OptionsError(
+            f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV, TSV or "
+            "Parquet file with prompt and response, or a folder of them"
+        )
+    return load_text(
+        run.dataset,
+        run.cache_dir,
+        contiguous=options.context == "row",  # whose rows need lines that follow one another
+        text_column=options.text_column,
+        held_out=run.held_out,
+        test_file=run.test_file,
+    )
+
+
 def main(options: Options) -> dict:
     """Trains, tests and saves; returns what `results.json` holds."""
     with start_run("causal_lm", options) as run:
         if run.finished:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
-        data: Text | prompts.Prompts
-        columns = prompts.Columns.of(options.prompt_column, options.response_column)
-        if options.text_column is None and prompts.find_files(run.dataset, columns):
-            data = prompts.load_prompts(run.dataset, test_file=run.test_file, columns=columns)
-        else:
-            # Rows of context need lines that follow one another, in each split.
-            contiguous = options.context == "row"
-            data = load_text(
-                run.dataset,
-                run.cache_dir,
-                contiguous=contiguous,
-                text_column=options.text_column,
-                test_file=run.test_file,
-            )
-        if isinstance(data, prompts.Prompts) and options.context == "row":
-            raise OptionsError("--context row: prompts do not follow one another; leave it out")
-        if isinstance(data, Text) and options.template != "auto" and run.trained is None:
-            raise OptionsError(
-                f"--template: {run.dataset} is text; prompts and responses are a JSONL, CSV, TSV "
-                "or Parquet file with prompt and response, or a folder of them"
-            )
+        data = load_data(options, run)
         asked = run.fact("preset") or options.preset
         preset = None if asked == "scratch" else asked
         run.note(data.note, vocabulary_note(options, preset, data), other_kind_note(run, data))
@@ -627,6 +635,7 @@ def n_gram_log_likelihoods(run: LoadedRun, texts: Sequence[str], cache_dir: Path
         cache_dir,
         contiguous=run.options.context == "row",
         text_column=run.options.text_column,
+        held_out=run.options.held_out,
     )
     likelihoods.require_training_text(text, run.resolved["text_sha256"])
     tokenizer = run.load_model().preprocessor.tokenizer

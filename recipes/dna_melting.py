@@ -50,13 +50,13 @@ from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
-from training.options import TransformerOptions, option
+from training.options import HeldOutOptions, TransformerOptions, option
 from training.run import start_run
 from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(TransformerOptions):
+class Options(TransformerOptions, HeldOutOptions):
     """Options of `recipes.dna_melting`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "ACGTTGCATGCCA"
@@ -307,9 +307,10 @@ def main(options: Options) -> dict:
             seed=options.seed,
             count=options.oligos,
             fold=options.fold,
+            held_out=run.held_out,
             test_file=run.test_file,
         )
-        run.note(melting.unread_note(run.dataset, run.test_file))
+        run.note(melting.unread_note(run.dataset, run.held_out, run.test_file))
         kept = arrays.draw(len(molecules["train"]), options.max_examples, options.seed)
         molecules["train"] = [molecules["train"][index] for index in kept]
         drawn = []
@@ -540,7 +541,7 @@ def read_table(
         sodium: mol/l, for rows without it.
         strand_concentration: mol/l of all strands, for rows without it.
     """
-    note = melting.unread_note(melting.FORMULA, path)
+    note = melting.unread_note(melting.FORMULA, test_file=path)
     if note:
         print(note, file=sys.stderr)
     return melting.read_molecules(path, sodium=sodium, strand_concentration=strand_concentration)

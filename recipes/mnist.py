@@ -26,12 +26,12 @@ from data.images import load_images, read_image
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, top_k
-from training.options import SharedOptions, option
+from training.options import HeldOutOptions, option
 from training.run import start_run
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(SharedOptions):
+class Options(HeldOutOptions):
     """Options of `recipes.mnist`."""
 
     INPUTS_AND_OUTPUTS: ClassVar[str] = (
@@ -86,7 +86,7 @@ def main(options: Options) -> dict:
         if run.finished:
             return run.results
         # Images and labels by split.
-        images = load_images(run.dataset, test_file=run.test_file)
+        images = load_images(run.dataset, held_out=run.held_out, test_file=run.test_file)
         run.note(images.note)
         splits = arrays.draw_examples(
             images.splits, options.max_examples, options.seed, options.max_validation_examples

@@ -33,13 +33,14 @@ from data import arrays, batches, byte_pairs, next_tokens, pairs, prompts, summa
 from data import baselines as counted
 from data.errors import has_inputs
 from data.live_line import live_line
+from data.splits import instead_note
 from data.text_scores import bleu, rouge
 from models import encoder_decoders, fine_tuning, presets, samplers
 from models.losses import smoothed_cross_entropy
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
-from training.options import HIDDEN, FineTuningOptions, option
+from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, option
 from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp
@@ -48,7 +49,7 @@ AT_ONCE = 64  # answers
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(FineTuningOptions):
+class Options(FineTuningOptions, HeldOutOptions):
     """Options of `recipes.seq2seq`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "cumsum(x, axis=None, dtype=None)"
@@ -268,11 +269,13 @@ def load_pairs(options: Options, run) -> prompts.Prompts:
     columns = dataclasses.replace(columns, hint=prompts.COLUMNS_HINT)
     if run.dataset in ("auto", summaries.NAME):
         data = summaries.load_summaries(run.cache_dir)
-        if run.test_file is not None:
-            test = prompts.read_pairs(run.test_file, columns)
-            data = dataclasses.replace(data, splits=data.splits | {"test": test})
-        return data
-    return prompts.load_prompts(run.dataset, test_file=run.test_file, columns=columns)
+        given = {**run.held_out, "test": run.test_file} if run.test_file else run.held_out
+        read = {split: prompts.read_pairs(path, columns) for split, path in given.items()}
+        note = instead_note(data.name, run.held_out)
+        return dataclasses.replace(data, splits=data.splits | read, note=note)
+    return prompts.load_prompts(
+        run.dataset, held_out=run.held_out, test_file=run.test_file, columns=columns
+    )
 
 
 def make_preprocessor(

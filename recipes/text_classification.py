@@ -47,14 +47,14 @@ from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun, top_k
-from training.options import FineTuningOptions, flag, option
+from training.options import FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp
 
 
 @dataclasses.dataclass(kw_only=True)
-class Options(FineTuningOptions):
+class Options(FineTuningOptions, HeldOutOptions):
     """Options of `recipes.text_classification`."""
 
     EXAMPLE_INPUT: ClassVar[str] = "a small miracle of a film"
@@ -260,6 +260,7 @@ def main(options: Options) -> dict:
             second_text_column=options.second_text_column,
             label_column=options.label_column,
             labels=next((k for k in ("scores", "several") if run.metadata.get(k)), options.labels),
+            held_out=run.held_out,
             test_file=run.test_file,
         )
         require_kind(options, data)

@@ -16,7 +16,7 @@ from distribution.keras_compat import fitting
 from training import metric_checks, model_checks, numerics, option_checks
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, same_outputs
-from training.options import EvaluationRequest, SharedOptions
+from training.options import EvaluationRequest, HeldOutOptions, SharedOptions
 from training.plan import Plan, make_plan
 from training.report import error_of_accuracy
 
@@ -74,6 +74,11 @@ class EvaluatedRun:
     def has_own_dataset(self) -> bool:
         """Returns whether the model was trained on the dataset."""
         return is_same(self.dataset, self.fact("dataset"))
+
+    @property
+    def held_out(self) -> dict[str, Path]:
+        """Returns the files that the run was given for validation and test, of its own dataset."""
+        return self.options.held_out if isinstance(self.options, HeldOutOptions) else {}
 
     @property
     def test_file(self) -> Path | None:

@@ -17,7 +17,14 @@ from data import files
 from data.errors import DataError
 from training import artifacts, run_files
 from training.errors import OptionsError, RunError
-from training.options import EvaluationRequest, SharedOptions, all_problems, flag, from_json
+from training.options import (
+    EvaluationRequest,
+    HeldOutOptions,
+    SharedOptions,
+    all_problems,
+    flag,
+    from_json,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,6 +297,8 @@ def evaluate(
     Raises:
         DataError: the data cannot be read.
     """
+    if dataset is not None and isinstance(trained.options, HeldOutOptions):
+        data_options = {"validation_file": None, "test_file": None} | data_options
     options = dataclasses.replace(
         trained.options,
         dataset=dataset or trained.resolved.get("dataset") or trained.options.dataset,

@@ -12,7 +12,7 @@ from data import files
 from data.errors import first_line
 from distribution import kinds, strategies
 from training.errors import OptionsError, RunError
-from training.options import SharedOptions, flag
+from training.options import HeldOutOptions, SharedOptions, flag
 from training.plan import Plan
 
 # Results that only some runs have, or that evaluations add.
@@ -87,6 +87,13 @@ def refuse_ignored_dataset(options: SharedOptions, facts: dict, was_read: bool) 
         f"--dataset {dataset}: this recipe ignores it; a recipe loads run.dataset, or passes "
         "dataset=options.dataset to run.plan()"
     )
+
+
+def refuse_ignored_files(options: SharedOptions, were_read: bool) -> None:
+    """Rejects `--validation-file` and `--test-file` if the recipe did not read `run.held_out`."""
+    if isinstance(options, HeldOutOptions) and options.held_out and not were_read:
+        name = "--validation-file" if options.validation_file is not None else "--test-file"
+        raise OptionsError(f"{name}: this recipe ignores it; a recipe loads run.held_out")
 
 
 def require_own_values(

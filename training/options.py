@@ -346,6 +346,35 @@ class SharedOptions(ProgramOptions):
 
 
 @dataclasses.dataclass(kw_only=True)
+class HeldOutOptions(SharedOptions):
+    """Adds the files of the splits that are not trained on; the recipe loads `run.held_out`."""
+
+    validation_file: Path | None = _data(
+        None,
+        "A file for validation, read like the training file, instead of the validation split of "
+        "--dataset; none is cut from training then.",
+    )
+    test_file: Path | None = _data(
+        None, "Such a file for the test, instead of the test split of --dataset."
+    )
+
+    @property
+    def held_out(self) -> dict[str, Path]:
+        """Returns the files by split: "valid" and "test"."""
+        named = {"valid": self.validation_file, "test": self.test_file}
+        return {split: expand(path) for split, path in named.items() if path is not None}
+
+    def problems(self) -> list[str]:
+        """Returns a line for each file that does not exist, after those of other options."""
+        problems = super().problems()
+        for name in ("validation_file", "test_file"):
+            path = getattr(self, name)
+            if path is not None and not expand(path).is_file():
+                problems.append(f"{flag(name)} {path}: no such file")
+        return problems
+
+
+@dataclasses.dataclass(kw_only=True)
 class TransformerOptions(SharedOptions):
     """Adds the sizes, the warm-up and the optimizer of a Transformer."""
 

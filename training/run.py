@@ -60,6 +60,7 @@ from training.evaluated_run import EvaluatedRun
 from training.folder_check import DATE_TIME, make_new_folder
 from training.log import log_to_file, run_logging
 from training.options import (
+    HeldOutOptions,
     SharedOptions,
     check,
     command,
@@ -194,7 +195,7 @@ class Run:
         self._begun = time.perf_counter()
         self._notes: list[str] = []
         self._resolved: dict = {}
-        self._dataset_was_read = False
+        self._dataset_was_read = self._held_out_was_read = False
         self._facts: dict = {}  # the facts of plan()
         self._plan: Plan  # made by plan()
         self._recipe_plan: RecipePlan  # the same, as the recipe got it
@@ -345,6 +346,12 @@ class Run:
         """Returns `--dataset`; a resumed run keeps the dataset that `auto` resolved to."""
         self._dataset_was_read = True
         return self.folder.facts.get("dataset", self.options.dataset)
+
+    @property
+    def held_out(self) -> dict[str, Path]:
+        """Returns the files of `--validation-file` ("valid") and `--test-file` ("test")."""
+        self._held_out_was_read = True
+        return self.options.held_out if isinstance(self.options, HeldOutOptions) else {}
 
     @property
     def resumes(self) -> bool:
@@ -531,6 +538,7 @@ class Run:
             )
         self._was_prepared = True
         option_checks.refuse_ignored_dataset(self.options, self._facts, self._dataset_was_read)
+        option_checks.refuse_ignored_files(self.options, self._held_out_was_read)
         model_checks.require_compiled(model, train_data)
         info, options = self.folder.checkpoint, self.options
         data_checks.require_splits(options, validation, test)

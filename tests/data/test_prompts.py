@@ -743,7 +743,7 @@ def test_a_test_file_has_the_columns_of_the_dataset(tmp_path, ending):
     with pytest.raises(DataError, match=said):
         prompts.read_pairs(other)
     named = prompts.Columns.of("q", "a")
-    assert prompts.read_pairs(other, named) == [("a", "b")] and named.of_test_file() == named
+    assert prompts.read_pairs(other, named) == [("a", "b")] and named.of_held_out() == named
 
 
 def test_a_table_of_text_is_told_its_option(tmp_path):
