@@ -427,10 +427,8 @@ def _with_all_splits(
         return {"train": train}, []
     made, notes = _split(name, train, held_out=missing, by_class=by_class)
     if found:
-        cut = [
-            f"a tenth of the training sentences is the {TITLES[split]} split" for split in missing
-        ]
-        notes = cut + notes
+        part = "a tenth of the training sentences is the"
+        notes = [*(f"{part} {TITLES[split]} split" for split in missing), *notes]
     return made, notes
 
 
@@ -693,8 +691,8 @@ def _numbered(
         unknown = sorted(labels[split] - labels["train"])
         if unknown:
             raise DataError(
-                f"{given.get(split, name)}: the label {_shown(unknown)} is in the {split} split, not in training: "
-                "add training examples of it, or remove these rows"
+                f"{given.get(split, name)}: the label {_shown(unknown)} is in the {split} split, "
+                "not in training: add training examples of it, or remove these rows"
             )
         missing = [label for label in classes if label not in labels[split]]
         if missing:

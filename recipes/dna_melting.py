@@ -295,38 +295,50 @@ def with_enthalpy(model: keras.Model, reference: float) -> keras.Model:
     return keras.Model(model.input, {"celsius": model.output, "enthalpy": enthalpy})
 
 
+def load_molecules(options: Options, run) -> dict[str, list[melting.Molecule]]:
+    """Loads the molecules of each split.
+
+    Raises:
+        OptionsError: no molecule has an enthalpy to train on.
+    """
+    molecules = melting.load_melting(
+        run.dataset,
+        run.cache_dir,
+        seed=options.seed,
+        count=options.oligos,
+        fold=options.fold,
+        held_out=run.held_out,
+        test_file=run.test_file,
+    )
+    run.note(melting.unread_note(run.dataset, run.held_out, run.test_file))
+    if options.enthalpy_weight:
+        melting.require_folding(sum(molecules.values(), []), run.dataset)
+    kept = {
+        "train": arrays.draw(len(molecules["train"]), options.max_examples, options.seed),
+        "valid": arrays.spaced(len(molecules["valid"]), options.max_validation_examples),
+    }
+    for split, indices in kept.items():
+        molecules[split] = [molecules[split][index] for index in indices]
+    has_enthalpies = melting.enthalpies(molecules["train"])[1].any()
+    if options.enthalpy_weight and not (has_enthalpies or run.trained is not None):
+        raise OptionsError(
+            f"--enthalpy-weight: no molecule of {run.dataset} has an enthalpy (column dh)"
+        )
+    return molecules
+
+
 def main(options: Options) -> dict:
     """Trains, tests and saves; returns what `results.json` holds."""
     with start_run("dna_melting", options) as run:
         if run.finished:
             return run.results
         # Molecules as columns and conditions, and their temperatures in degrees C, by split.
-        molecules = melting.load_melting(
-            run.dataset,
-            run.cache_dir,
-            seed=options.seed,
-            count=options.oligos,
-            fold=options.fold,
-            held_out=run.held_out,
-            test_file=run.test_file,
-        )
-        run.note(melting.unread_note(run.dataset, run.held_out, run.test_file))
-        kept = arrays.draw(len(molecules["train"]), options.max_examples, options.seed)
-        molecules["train"] = [molecules["train"][index] for index in kept]
+        molecules = load_molecules(options, run)
         drawn = []
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
-        if options.enthalpy_weight:
-            melting.require_folding(sum(molecules.values(), []), run.dataset)
-        has_enthalpies = melting.enthalpies(molecules["train"])[1].any()
-        if options.enthalpy_weight and not (has_enthalpies or run.trained is not None):
-            raise OptionsError(
-                f"--enthalpy-weight: no molecule of {run.dataset} has an enthalpy (column dh)"
-            )
         width = max(len(melting.columns(m)) for m in sum(molecules.values(), drawn))
-        kept = arrays.spaced(len(molecules["valid"]), options.max_validation_examples)
-        molecules["valid"] = [molecules["valid"][index] for index in kept]
         used = molecules | {"train": molecules["train"] + drawn}
         splits = {name: to_arrays(split, width) for name, split in used.items()}
         train_inputs, train_tm = splits["train"]

@@ -13,6 +13,7 @@ import typing
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from data.files import expand
 from distribution.cluster import Strategy
 from training import run_files
 from training.errors import OptionsError
