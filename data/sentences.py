@@ -383,7 +383,7 @@ def _load_folder(
             rows[split] = _plain_numbers(_read(paths[split], columns, notes, labels), train)
             if labels == "several":
                 _require_learned(paths[split][0], rows[split], train, columns)
-    made, more = _with_all_splits(name, train, [*rows, *held_out], labels == "classes")
+    made, more = _with_all_splits(name, train, ["train", *rows, *held_out], labels == "classes")
     return made | rows, notes + more, columns, labels
 
 
@@ -419,7 +419,8 @@ def _with_all_splits(
     Args:
         name: What an error begins with.
         train: Rows of the training files, or of a file without splits.
-        found: The splits that have files; the others are cut.
+        found: The splits that have files; the others are cut. Without one the rows are those of a
+            file without splits.
         by_class: Whether each split gets rows of each label.
     """
     missing = missing_from(found)[::-1]

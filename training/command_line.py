@@ -202,8 +202,6 @@ NAMES_ELSEWHERE = {
     "--task-name": "--dataset",
     "--data-dir": "--dataset",
     "--train-file": "--dataset",
-    "--validation-file": "--dataset",
-    "--test-file": "--dataset",
     "--max-length": "--sequence-length",
     "--max-train-samples": "--max-examples",
     "--max-eval-samples": "--max-validation-examples",

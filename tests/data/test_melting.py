@@ -504,7 +504,7 @@ class TestSplits:
         assert melting.unread_note(str(tmp_path)) == both
         assert melting.unread_note(melting.FORMULA) is melting.unread_note(melting.NNN) is None
         file = tmp_path / "old.csv"
-        assert melting.unread_note(melting.FORMULA, file) == f"old.csv: {expected}"
+        assert melting.unread_note(melting.FORMULA, test_file=file) == f"old.csv: {expected}"
 
 
 class TestFormula:

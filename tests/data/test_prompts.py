@@ -737,7 +737,7 @@ def test_a_test_file_has_the_columns_of_the_dataset(tmp_path, ending):
     rows = [{"prompt": f"{n}?", "response": "yes"} for n in range(90)]
     data = write_objects(tmp_path / "a.jsonl", *rows)
     other = write_objects(tmp_path / f"b.{ending}", {"q": "a", "a": "b"})
-    said = "b.*; name the columns of --test-file as those of the run's data$"
+    said = "b.*; name the columns of a test or validation file as those of the training data$"
     with pytest.raises(DataError, match=said):
         prompts.load_prompts(str(data), test_file=other)
     with pytest.raises(DataError, match=said):

@@ -908,7 +908,7 @@ def test_a_test_file_has_the_columns_of_the_run(tmp_path):
     rows = [f"film {n},{n % 2}" for n in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
     (tmp_path / "new.csv").write_text("review,label\nfine,1\n")
-    with pytest.raises(DataError, match="a test file has the columns of the run's data: rename"):
+    with pytest.raises(DataError, match="a test file has the columns of the training data: rename"):
         load_sentences(str(tmp_path / "a.csv"), tmp_path, test_file=tmp_path / "new.csv")
 
 

@@ -55,7 +55,7 @@ def run(images, tmp_path_factory):
     options = dict(dataset=str(images), validate_every=1, test_every=3, checkpoint_every=3)
     loaded = dataclasses.replace(mnist.load_images(str(images)), classes=GARMENTS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mnist, "load_images", lambda dataset, test_file: loaded)
+        patch.setattr(mnist, "load_images", lambda dataset, held_out, test_file: loaded)
         return folder, mnist.main(mnist.Options(**(TINY | options | dict(run_dir=folder))))
 
 
