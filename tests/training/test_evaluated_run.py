@@ -15,7 +15,7 @@ from training import evaluated_run
 from training.errors import OptionsError, RunError
 from training.evaluated_run import EvaluatedRun
 from training.loaded_run import evaluate, load_run, same_outputs
-from training.options import EvaluationRequest
+from training.options import EvaluationRequest, HeldOutOptions
 from training.run import Run
 
 
@@ -221,3 +221,59 @@ class TestTestFile:
         for file in (tmp_path / "new.csv", None):
             evaluate(loaded(tmp_path / "run"), dataset=None, batch_size=32, test_file=file)
         assert found == [None, tmp_path / "new.csv", None]
+
+
+class TestHeldOutFiles:
+    @pytest.fixture
+    def recipe(self, monkeypatch):
+        """The tiny recipe with the options, which reads them if `reads` is set."""
+
+        @dataclasses.dataclass(kw_only=True)
+        class Own(tiny_recipe.Options, HeldOutOptions):
+            pass
+
+        Own.__module__ = tiny_recipe.__name__
+        tiny_recipe.reads, found = True, []
+        for kind in (Run, EvaluatedRun):
+
+            def plan(self, stock=kind.plan, **named):
+                if tiny_recipe.reads:
+                    found.append(self.held_out)
+                return stock(self, **named)
+
+            monkeypatch.setattr(kind, "plan", plan)
+        monkeypatch.setattr(tiny_recipe, "Options", Own)
+        yield Own, found
+        del tiny_recipe.reads
+
+    def test_of_its_own_dataset_a_run_keeps_them(self, recipe, tmp_path):
+        kind, found = recipe
+        (tmp_path / "mine.csv").touch()
+        given = dict(validation_file=tmp_path / "mine.csv", test_file=str(tmp_path / "mine.csv"))
+        tiny_recipe.main(kind(run_dir=tmp_path / "run", max_steps=1, **given))
+        for dataset in (None, "auto"):
+            evaluate(loaded(tmp_path / "run"), dataset=dataset, batch_size=32)
+        both = {"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"}
+        assert found == [both, both, {}]
+
+    @pytest.mark.parametrize("name", ["validation_file", "test_file"])
+    def test_a_recipe_that_reads_none_refuses_them(self, recipe, tmp_path, name):
+        kind, _ = recipe
+        tiny_recipe.reads = False
+        (tmp_path / "mine.csv").touch()
+        options = kind(run_dir=tmp_path / "run", **{name: tmp_path / "mine.csv"})
+        flag = f"--{name.replace('_', '-')}"
+        with pytest.raises(OptionsError, match=f"^{flag}: this recipe ignores it; .* run.held_out"):
+            tiny_recipe.main(options)
+        tiny_recipe.main(kind(run_dir=tmp_path / "other", max_steps=1))
+
+    def test_a_file_that_does_not_exist_is_named_with_its_option(self, recipe, tmp_path):
+        kind, _ = recipe
+        options = kind(run_dir=tmp_path / "run", validation_file="no-such.csv", test_file=tmp_path)
+        with pytest.raises(OptionsError) as refused:
+            tiny_recipe.main(options)
+        assert str(refused.value).splitlines() == [
+            "--validation-file no-such.csv: no such file",
+            f"--test-file {tmp_path}: no such file",
+        ]
+        assert not (tmp_path / "run").exists()
