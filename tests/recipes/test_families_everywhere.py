@@ -103,7 +103,9 @@ def test_it_is_equal_under_every_strategy(family, strategy, trained):
 @pytest.mark.parametrize("strategy", ["recomputed"])
 def test_layers_that_are_computed_twice_give_the_same_numbers(family, strategy, trained):
     one, other = trained("none") / family, trained(strategy) / family
-    tolerance = TOLERANCES.get(family, 1e-4 if family in FLOAT32 else 1e-9)
+    tolerance = 1e-4 if family in FLOAT32 else 1e-9
+    if family in GEMMAS:  # TensorFlow's graph optimizer rounds their float32 norms differently
+        tolerance = 1e-2
     difference = processes.assert_equal_tensors(one, other, tolerance)
     print(f"{family}, {strategy}: {difference:.1e}")
 
