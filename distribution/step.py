@@ -140,7 +140,7 @@ def _layers_to_recompute(model: keras.Model) -> list[keras.layers.Layer]:
     if not repeated:
         raise DistributionError(
             f"--gradient-checkpointing: the model {model.name} repeats no layer that contains "
-            "others, such as the block of a Transformer, so there is nothing to compute twice; "
+            "others, such as the block of a Transformer (with one block little would be saved); "
             "leave the option out"
         )
     return repeated
