@@ -69,6 +69,22 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     return found | {f"tfidf_{name}": n for name, n in measure(truth, predicted).items()}
 
 
+def balanced_weights(labels: np.ndarray) -> np.ndarray:
+    """Returns weights with which both values of each label count the same in the loss.
+
+    Args:
+        labels: Of the training split, 0 or 1, of shape (n, labels).
+
+    Returns:
+        float64 of shape (2, labels), of the values 0 and 1: n / (2 x the number of examples with
+        the value), as scikit-learn's "balanced" for each label; the mean over the examples is 1. A
+        label with one value has the weights 1.
+    """
+    positives = labels.sum(axis=0, dtype=np.int64)
+    counts = np.stack([len(labels) - positives, positives])
+    return np.where(counts.all(axis=0), len(labels) / (2 * np.maximum(counts, 1)), 1.0)
+
+
 def evidence(inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer) -> np.ndarray:
     """Computes each word piece's evidence for each label by naive Bayes, add-one smoothed.
 

@@ -32,7 +32,7 @@ from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
 from data import arrays, sentences, word_pieces
-from data.errors import DataError, has_inputs, read_each
+from data.errors import DataError, has_inputs, listed, read_each
 from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, label_kinds, presets, transformers_format
@@ -115,7 +115,7 @@ class Options(FineTuningOptions, HeldOutOptions):
     class_weights: Literal["none", "balanced"] = option(
         "none",
         "balanced: in the loss and the training metrics rare classes count as much as frequent "
-        "ones.",
+        "ones; of several labels, in the losses both values of each count the same.",
     )
     label_smoothing: float = option(
         0.0,
@@ -185,6 +185,7 @@ def build_model(
     keep_head: bool = False,
     scale: keras.layers.Rescaling | None = None,
     several: np.ndarray | None = None,
+    label_weights: np.ndarray | None = None,
 ) -> keras_nlp.models.TextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
@@ -202,6 +203,7 @@ def build_model(
             activation such as softmax is left out, since the loss and `predict()` expect logits.
         scale: of a head for scores that is new or of `transformers`; see `scale_of`.
         several: for a new model of several labels: those of `sample`.
+        label_weights: of the loss, for such a model; see `several_labels.balanced_weights`.
 
     Returns:
         A model whose inputs are token ids and whose outputs are logits of shape (batch, classes),
@@ -219,7 +221,7 @@ def build_model(
             bert.new_backbone(options, len(evidence)), **head, dropout=dropout
         )
         if sample is not None and several is not None:
-            init_several(model, evidence, sample, several)
+            init_several(model, evidence, sample, several, label_weights)
         elif sample is not None and scale is not None:
             init_scores(model, evidence, sample)
         else:
@@ -278,7 +280,7 @@ def main(options: Options) -> dict:
         splits = data.splits
         # Of an evaluation on other data the model has not seen the training split.
         run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
-        run.note(*undefined_area(options, data))
+        run.note(*undefined_area(options, data), unbalanced_note(options, data))
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -323,6 +325,7 @@ def main(options: Options) -> dict:
                 keep_head, about_head = presets.kept_head(preset, data.classes, data.several)
                 is_frozen = options.freeze_backbone or options.lora_rank is not None
                 run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
+            weights = kind.balanced_weights() if options.class_weights == "balanced" else None
             model = build_model(
                 options,
                 len(data.classes) or 1,
@@ -332,13 +335,11 @@ def main(options: Options) -> dict:
                 keep_head=keep_head,
                 scale=scale,
                 several=labels["train"][::every] if data.several else None,
+                label_weights=weights if isinstance(weights, np.ndarray) else None,
             )
             presets.require_vocabulary(model, tokenizer, str(preset))
-            class_weight = None
-            if options.class_weights == "balanced":
-                class_weight = sentences.balanced_class_weights(labels["train"], len(data.classes))
             if options.freeze_backbone and not (keep_head or run.resumes):
-                init_probe(model, inputs["train"], labels["train"], class_weight)
+                init_probe(model, inputs["train"], labels["train"], weights)
             if run.trained is None:
                 fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps
@@ -346,7 +347,7 @@ def main(options: Options) -> dict:
             metrics = kind.metrics()
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
-                loss=kind.loss(options.label_smoothing),
+                loss=kind.loss(options.label_smoothing, weights),
                 loss_weights=None if scale is None else [scale.scale**-2],  # in any unit the same
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
@@ -358,6 +359,7 @@ def main(options: Options) -> dict:
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[view]
         )
+        class_weight = weights if isinstance(weights, dict) else None  # others are in the loss
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         results = kind.results(test, metrics, lambda split: outputs_of(model, inputs[split]))
@@ -384,7 +386,7 @@ def refused(options: Options, kind: str, reason: str) -> list[str]:
         reason: how a line ends.
     """
     lines = []
-    if kind in ("scores", "several") and options.class_weights != "none":
+    if kind == "scores" and options.class_weights != "none":
         lines.append(f"--class-weights {options.class_weights}: {reason}")
     if kind == "scores" and options.label_smoothing:
         lines.append(f"--label-smoothing {options.label_smoothing}: {reason}")
@@ -428,6 +430,20 @@ def undefined_area(options: Options, data: sentences.Sentences) -> list[str]:
             raise OptionsError(f"--keep-best val_auc: {reason}")
         notes.append(f"the {name} auc is 0: {reason}")
     return notes
+
+
+def unbalanced_note(options: Options, data: sentences.Sentences) -> str | None:
+    """Returns a note about labels with one value in training, which no weights can balance."""
+    if options.class_weights == "none" or not data.several:
+        return None
+    is_constant = np.ptp(data.splits["train"][1], axis=0) == 0
+    names = [repr(name) for name, found in zip(data.classes, is_constant, strict=True) if found]
+    if not names:
+        return None
+    return (
+        f"--class-weights balanced: the weights of {listed(names)} are 1: all training sentences "
+        "have the label, or none has"
+    )
 
 
 def in_order_of_head(data: sentences.Sentences, preset: str) -> sentences.Sentences:

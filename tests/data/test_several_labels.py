@@ -8,6 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from sklearn.metrics import accuracy_score, f1_score, hamming_loss
+from sklearn.utils.class_weight import compute_class_weight
 
 from data import label_fields, sentences, several_labels
 from data.errors import DataError
@@ -238,6 +239,14 @@ def test_measures_as_scikit_learn(truth):
     )
     nothing = several_labels.measure(np.zeros((3, 2)), np.zeros((3, 2)))
     assert nothing == {"binary_accuracy": 1, "micro_f1": 0, "macro_f1": 0, "exact_match": 1}
+
+
+def test_balanced_weights_are_scikit_learns():
+    labels = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]], np.int8)
+    found = several_labels.balanced_weights(np.tile(labels, (100, 1)))  # more than int8 counts
+    expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels[:, 0])
+    np.testing.assert_allclose(found[:, 0], expected)
+    np.testing.assert_array_equal(found[:, 1:], 1.0)  # one value each
 
 
 def test_baselines():
