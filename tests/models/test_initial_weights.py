@@ -168,7 +168,6 @@ def test_cls_begins_as_the_standardised_mean_of_the_tokens():
 
 @pytest.fixture(scope="module")
 def preset(tmp_path_factory):
-    keras.utils.set_random_seed(0)
     return tiny_presets.save(
         "DistilBert", "TextClassifier", tmp_path_factory.mktemp("preset") / "it"
     )
@@ -178,6 +177,7 @@ class TestProbe:
     """A frozen encoder's head begins as scikit-learn's own regression on what it reads."""
 
     def make(self, preset, num_classes, activation=None):
+        keras.utils.set_random_seed(0)  # of the layer below the head
         model = keras_nlp.models.TextClassifier.from_preset(
             preset, num_classes=num_classes, activation=activation, load_weights=True
         )
@@ -228,7 +228,7 @@ class TestProbe:
         expected = pipeline.fit(features, 300.0 + 5.0 * counts).predict(features)
         found = keras.ops.convert_to_numpy(model(inputs, training=False))[:, 0]
         np.testing.assert_allclose(found, expected, atol=1e-2)
-        assert np.ptp(found) > 1
+        assert np.ptp(found) > 3
 
     def test_a_class_without_an_example_is_unlikely(self, preset):
         model, inputs, counts = self.make(preset, 4)
