@@ -747,11 +747,20 @@ def _with_several(
             f"{name}: {len(classes):,} different labels, expected at most {MOST_LABELS:,}: names "
             "are separated by , and |, or in a JSON list"
         )
+    each = [set(names) for names in lists["train"]]
+    if all(names == each[0] for names in each):
+        same = f"the labels {_shown(sorted(each[0]))}" if each[0] else "no label"
+        hint = f"; of lists of 0 and 1 {label_fields.AS_NAMES}" if each[0] == {"0", "1"} else ""
+        raise DataError(f"{name}: all training sentences have {same}, expected others too{hint}")
     notes = list(notes)
     for split in SPLITS:
         missing = [label for label in classes if label not in found[split]]
         if missing:
-            notes.append(f"the {split} split has no example of {_shown(missing)}")
+            lost = ", which cannot be learned" if split == "train" else ""
+            notes.append(f"the {split} split has no example of {_shown(missing)}{lost}")
+    always = sorted(set.intersection(*each))
+    if always:
+        notes.append(f"all training sentences have {_shown(always)}, which cannot be learned")
     without = sum(not names for names in lists["train"])
     if without:
         notes.append(f"{without:,} of {len(lists['train']):,} training sentences have no label")

@@ -410,6 +410,11 @@ def require_kind(options: Options, data: sentences.Sentences) -> None:
     is_measured = best in {*options.metrics, *data.metrics} or options.evaluation is not None
     if data.kind == "classes" and best in label_kinds.OF_CLASSES and not is_measured:
         lines.append(f"--keep-best {options.keep_best}: needs --metrics {best}")
+    if data.scores and best == "spearman" and not is_measured:
+        lines.append(
+            f"--keep-best {options.keep_best}: the rank correlation is computed at the end of the "
+            "run; use val_pearson"
+        )
     if lines:
         raise OptionsError("\n".join(lines))
 

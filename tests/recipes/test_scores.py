@@ -297,6 +297,7 @@ def test_classes_and_scores_are_not_mixed_up(finished, folder, tmp_path):
     [
         (dict(class_weights="balanced", labels="scores"), "balanced: not with --labels scores"),
         (dict(class_weights="balanced"), "--class-weights balanced: .*prices has scores$"),
+        (dict(keep_best="val_spearman"), "val_spearman: the rank correlation is .* use val_pearson"),
         (dict(label_smoothing=0.1, labels="scores"), "smoothing 0.1: not with --labels scores"),
         (dict(label_smoothing=0.1), "--label-smoothing 0.1: .*prices has scores$"),
         (dict(label_column="sentence", labels="scores"), "line 2: the label is .*, expected a num"),
