@@ -31,7 +31,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
-from data import arrays, sentences, word_pieces
+from data import arrays, scores, sentences, word_pieces
 from data.errors import DataError, has_inputs, listed, read_each
 from data.glue import PAIR
 from data.sequences import cut_note
@@ -281,6 +281,7 @@ def main(options: Options) -> dict:
         # Of an evaluation on other data the model has not seen the training split.
         run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
         run.note(*undefined_area(options, data), unbalanced_note(options, data))
+        run.note(unlearnable_note(options, data))
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -400,6 +401,7 @@ def require_kind(options: Options, data: sentences.Sentences) -> None:
 
     Raises:
         OptionsError: with a line for each.
+        DataError: its scores are too large, or too close together.
     """
     lines = refused(options, data.kind, f"{data.name} has {sentences.KINDS[data.kind]}")
     of_two = [name for name in options.metrics if name in label_kinds.OF_TWO]
@@ -417,6 +419,9 @@ def require_kind(options: Options, data: sentences.Sentences) -> None:
         )
     if lines:
         raise OptionsError("\n".join(lines))
+    reason = scores.out_of_range(data.splits, options.precision) if data.scores else None
+    if reason is not None:
+        raise DataError(f"{data.name}: {reason}")
 
 
 def undefined_area(options: Options, data: sentences.Sentences) -> list[str]:
@@ -449,6 +454,24 @@ def unbalanced_note(options: Options, data: sentences.Sentences) -> str | None:
         f"--class-weights balanced: the weights of {listed(names)} are 1: all training sentences "
         "have the label, or none has"
     )
+
+
+def unlearnable_note(options: Options, data: sentences.Sentences) -> str | None:
+    """Returns a note about labels that a training split cut by `--max-examples` does not teach."""
+    labels = data.splits["train"][1]
+    if options.max_examples is None or options.evaluation is not None:
+        return None
+    cut = f"--max-examples {options.max_examples}"
+    if data.scores:
+        return f"{cut}: all training scores are equal" if np.ptp(labels) == 0 else None
+    if data.several:
+        missing = np.ptp(labels, axis=0) == 0
+        what = "differ in"
+    else:
+        missing = np.bincount(labels, minlength=len(data.classes)) == 0
+        what = "are of"
+    names = [repr(data.classes[index][:100]) for index in np.flatnonzero(missing)]
+    return f"{cut}: no training sentences {what} {listed(names)}" if names else None
 
 
 def in_order_of_head(data: sentences.Sentences, preset: str) -> sentences.Sentences:

@@ -173,7 +173,7 @@ def test_columns_of_zeros_and_ones(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([["0", "1"], ["1", "0"]], "the labels '0', '1', expected others too; of lists of 0 and 1 "),
+        ([["0", "1"], ["1", "0"]], "the labels '0', '1', expected others too; of lists of 0 and "),
         ([["a", "b"]], "the labels 'a', 'b', expected others too$"),
         ([[]], "no label, expected others too$"),
     ],
