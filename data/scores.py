@@ -7,13 +7,16 @@ import numpy as np
 import scipy.sparse
 import scipy.stats
 
-from data import sentences
+from data import sentences, tfidf
 from data.live_line import Waiting
 from data.word_pieces import special_ids
 
 # Penalties of the ridge regression; the validation split chooses.
 ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)
 OTHERS = ("valid", "test")  # splits
+# Largest score, and smallest deviation of scores, whose squares float32 can add up; and the share
+# of the deviation by which float32 may round a score.
+LARGEST, SMALLEST, ROUNDED = 1e15, 1e-15, 0.01
 # Each word piece's mean score counts this many further sentences of the mean score: a piece that
 # is rare says little.
 PRIOR = 10.0
@@ -41,6 +44,34 @@ def measure(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     }
 
 
+def out_of_range(splits: dict[str, tuple[list[str], np.ndarray]], precision: str) -> str | None:
+    """Returns why float32 cannot hold scores, their differences or their squares; None if it can.
+
+    Args:
+        splits: As in `sentences.Sentences.splits`, with scores.
+        precision: "float64", or another in which labels and metrics are float32.
+    """
+    every = np.concatenate([scores[:, 0] for _, scores in splits.values()])
+    training = splits["train"][1]
+    largest = float(np.abs(every).max())
+    if largest > LARGEST:
+        return f"the largest score is {largest:.3g}, expected at most {LARGEST:g}: change the unit"
+    deviation = float(training.std())
+    if 0 < deviation < SMALLEST:
+        return (
+            f"the scores differ by {deviation:.3g} (standard deviation), expected {SMALLEST:g} or "
+            "more: change the unit"
+        )
+    rounding = float(np.abs(every - every.astype(np.float32)).max())
+    if precision != "float64" and 0 < deviation < rounding / ROUNDED:
+        return (
+            f"the scores differ by {deviation:.3g} (standard deviation), which float32 rounds by "
+            f"up to {rounding:.2g}: subtract a constant such as {training.mean():.0f}, or pass "
+            "--precision float64"
+        )
+    return None
+
+
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
@@ -56,7 +87,7 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     Returns:
         On the test split: `mean_mae` and `mean_rmse`, of always predicting the training split's
         mean; `ridge_mae`, `ridge_rmse`, `ridge_pearson` and `ridge_spearman`, of ridge regression
-        on the features of `sentences.baselines()`, and for pairs on the cosine of the two
+        on the features of `tfidf.baselines()`, and for pairs on the cosine of the two
         sentences' features too. Of `ALPHAS` it takes the one with the smallest squared error on
         the validation split. Omitted if no training sentence has a word of two or more letters.
     """
@@ -66,9 +97,9 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     test_scores = splits["test"][1]
     mean = measure(test_scores, np.full_like(test_scores, scores.mean()))
     results = {f"mean_{name}": mean[name] for name in ("mae", "rmse")}
-    every = math.ceil(len(texts) / sentences.MOST_SENTENCES)
+    every = math.ceil(len(texts) / tfidf.MOST_SENTENCES)
     try:
-        features, transform = sentences.tfidf(texts[::every])
+        features, transform = tfidf.ngram_features(texts[::every])
     except ValueError:  # no word of two or more letters
         return results
 

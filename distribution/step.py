@@ -112,10 +112,11 @@ def install(
         model.jit_compile = jit_compile
     if "test_step" not in own:
         compiled_losses.prepare_losses(model, batches_per_update)
-        compiled_metrics.prepare_metrics(model)
         model.test_function = step.test
     elif _takes_any_batch(model):
+        compiled_losses.weigh_by_examples(model)
         model.test_function = step.test
+    compiled_metrics.prepare_metrics(model)
     if own:
         return step
     for layer in inspection.layers_of(model):
@@ -665,7 +666,8 @@ class Step:
 
     def own_test_step(self, data) -> dict:
         """Returns what the model's own `test_step` returns."""
-        return self.model.test_step(data)
+        with compiled_losses.examples_of(data[0]):
+            return self.model.test_step(data)
 
     def _logs(self, values: dict) -> dict:
         """Averages the results of the replicas; every worker gets the same numbers."""

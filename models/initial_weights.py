@@ -160,19 +160,26 @@ def init_scores(model, evidence: np.ndarray, inputs: dict[str, np.ndarray]) -> N
 
 
 def init_several(
-    model, evidence: np.ndarray, inputs: dict[str, np.ndarray], labels: np.ndarray
+    model,
+    evidence: np.ndarray,
+    inputs: dict[str, np.ndarray],
+    labels: np.ndarray,
+    label_weights: np.ndarray | None = None,
 ) -> None:
     """Initialises a new `BertTextClassifier` of several labels as naive Bayes for each label.
 
     As `init_naive_bayes()`, without the offsets that classes would share and that decide whether a
     label is predicted: the vectors of the segments have none, and the pooled columns are centred.
-    So without any evidence a label is as likely as it is frequent, also where dropout hides it.
+    So without any evidence a label is as likely as it is frequent, also where dropout hides it; or
+    as likely as its weights in the loss make it.
 
     Args:
         model: a `keras_nlp.models.BertTextClassifier` as Keras initialises it.
         evidence: of the pieces, half of the log odds, float of shape (vocabulary size, labels).
         inputs: its inputs for some hundred sentences.
         labels: theirs, 0 or 1, of shape (sentences, labels).
+        label_weights: of the loss, of the labels that are 0 and of those that are 1, float of shape
+            (2, labels); None for ones.
     """
     init_naive_bayes(model, evidence)
     kernel, bias = (np.array(keras.ops.convert_to_numpy(w)) for w in model.output_dense.weights)
@@ -188,7 +195,10 @@ def init_several(
     offsets[:columns] -= np.arctanh(outputs[:, :columns].astype(np.float64)).mean(axis=0)
     pooled.bias.assign(offsets)
     shares = (labels.sum(axis=0) + 0.5) / (len(labels) + 1)
-    model.output_dense.set_weights([2 * kernel, np.log(shares) - np.log1p(-shares)])
+    odds = np.log(shares) - np.log1p(-shares)
+    if label_weights is not None:
+        odds += np.log(label_weights[1]) - np.log(label_weights[0])
+    model.output_dense.set_weights([2 * kernel, odds])
 
 
 def _constant_logits(labels: np.ndarray) -> np.ndarray:
@@ -237,7 +247,7 @@ def init_probe(
     model,
     inputs: dict[str, np.ndarray],
     labels: np.ndarray,
-    class_weight: dict[int, float] | None = None,
+    weights: dict[int, float] | np.ndarray | None = None,
 ) -> None:
     """Initialises the last layer of a classifier as a regression on its inputs, a linear probe.
 
@@ -254,7 +264,8 @@ def init_probe(
         inputs: its inputs for the training sentences, of which at most `MOST_PROBED` are used.
         labels: classes, of shape (sentences,); scores, (sentences, 1); or several labels, 0 or 1,
             (sentences, labels).
-        class_weight: of the loss, by class.
+        weights: of the loss, by class; or of several labels, of those that are 0 and of those that
+            are 1, float of shape (2, labels).
     """
     from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.preprocessing import StandardScaler
@@ -284,18 +295,20 @@ def init_probe(
         with Waiting("fitting the head"):
             for place, column in enumerate(columns):
                 logistic = LogisticRegression(C=PROBE, solver="newton-cg", tol=1e-8)
-                logistic.fit(features, labels[:, column])
+                rows = labels[:, column]
+                counted = weights[rows, column] if isinstance(weights, np.ndarray) else None
+                logistic.fit(features, rows, counted)
                 slopes[place], offsets[place] = logistic.coef_[0], logistic.intercept_[0]
     elif is_scores:
         scale = model.activation
         ridge = RidgeCV(10.0 ** np.arange(6)).fit(features, (labels - scale.offset) / scale.scale)
         columns, slopes, offsets = np.array([0]), ridge.coef_[None], np.array([ridge.intercept_])
     else:
-        weights = None if class_weight is None else [class_weight[label] for label in labels]
         # L-BFGS, the default, stops early, and where depends on the number of threads.
         logistic = LogisticRegression(C=PROBE, solver="newton-cg", tol=1e-8)
         with Waiting("fitting the head"):
-            logistic.fit(features, labels, weights)
+            counted = None if weights is None else [weights[label] for label in labels]
+            logistic.fit(features, labels, counted)
         columns, slopes, offsets = present, logistic.coef_, logistic.intercept_
         if len(present) == 2:  # of two classes it has the difference
             slopes, offsets = (np.concatenate([-w, w]) / 2 for w in (slopes, offsets))

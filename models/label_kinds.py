@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import scipy.special
 
-from data import label_fields, scores, sentences, several_labels
-from models.losses import smoothed_cross_entropy
+from data import label_fields, scores, sentences, several_labels, tfidf
+from models.losses import smoothed_cross_entropy, weighted_binary_cross_entropy
 from models.metrics import ExactMatch, MacroF1, MicroF1, Pearson, of_classes
 
 OF_TWO = ("f1", "auc", "precision", "recall")  # metrics that need two classes
@@ -29,15 +29,25 @@ class Classes:
 
     def baselines(self) -> dict[str, float]:
         """Returns what simpler models reach on the test split."""
-        return sentences.baselines(self.data.splits, self.names)
+        return tfidf.baselines(self.data.splits, self.names)
 
     def evidence(self, inputs: dict[str, np.ndarray], tokenizer) -> np.ndarray:
         """Returns what word pieces say about the labels of the training split."""
         labels = self.data.splits["train"][1]
         return sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(self.data.classes))
 
-    def loss(self, label_smoothing: float) -> keras.losses.Loss | Callable:
-        """Returns the loss, with smoothed labels if that is not 0."""
+    def balanced_weights(self) -> dict[int, float] | np.ndarray:
+        """Returns weights with which rare classes count as much as frequent ones in training."""
+        labels = self.data.splits["train"][1]
+        return sentences.balanced_class_weights(labels, len(self.data.classes))
+
+    def loss(self, label_smoothing: float, weights=None) -> keras.losses.Loss | Callable:
+        """Returns the loss, with smoothed labels if that is not 0.
+
+        Args:
+            label_smoothing: probability of a label to spread evenly.
+            weights: those of `balanced_weights()`; `fit(class_weight=)` takes those of classes.
+        """
         if label_smoothing:
             return smoothed_cross_entropy(label_smoothing)
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -98,7 +108,7 @@ class Scores(Classes):
         """Returns what word pieces say about the scores of the training split."""
         return scores.evidence(inputs, self.data.splits["train"][1], tokenizer)
 
-    def loss(self, label_smoothing: float) -> keras.losses.Loss:
+    def loss(self, label_smoothing: float, weights=None) -> keras.losses.Loss:
         """Returns the loss."""
         return keras.losses.MeanSquaredError()
 
@@ -144,8 +154,14 @@ class Several(Classes):
         """Returns what word pieces say about the labels of the training split."""
         return several_labels.evidence(inputs, self.data.splits["train"][1], tokenizer)
 
-    def loss(self, label_smoothing: float) -> keras.losses.Loss:
+    def balanced_weights(self) -> np.ndarray:
+        """Returns weights with which both values of each label count the same, for `loss()`."""
+        return several_labels.balanced_weights(self.data.splits["train"][1])
+
+    def loss(self, label_smoothing: float, weights=None) -> keras.losses.Loss | Callable:
         """Returns the loss: the mean over the labels."""
+        if weights is not None:
+            return weighted_binary_cross_entropy(weights, label_smoothing)
         return keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=label_smoothing)
 
     def metrics(self) -> list[keras.metrics.Metric]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import keras
+import numpy as np
 
 
 def smoothed_cross_entropy(label_smoothing: float) -> Callable:
@@ -25,5 +26,30 @@ def smoothed_cross_entropy(label_smoothing: float) -> Callable:
         own = keras.ops.take_along_axis(logits, numbers[..., None], axis=-1)[..., 0]
         # Without targets of the logits' shape, which a vocabulary makes large.
         return plain + label_smoothing * (own - keras.ops.mean(logits, axis=-1))
+
+    return cross_entropy
+
+
+def weighted_binary_cross_entropy(weights: np.ndarray, label_smoothing: float = 0.0) -> Callable:
+    """Returns the binary cross-entropy of several labels, with a weight for each label and value.
+
+    Keras's `fit(class_weight=)` takes labels of this shape for one-hot ones, and a `sample_weight`
+    of each label needs an output of another shape.
+
+    Args:
+        weights: float of shape (2, labels): of the labels that are 0, and of those that are 1.
+        label_smoothing: as of `keras.losses.BinaryCrossentropy`.
+
+    Returns:
+        A function of labels, 0 or 1, and logits, both of shape (batch, labels), for `compile()`; it
+        returns the mean over the labels of each example.
+    """
+
+    def cross_entropy(labels, logits):
+        labels = keras.ops.cast(labels, logits.dtype)
+        negative, positive = (keras.ops.cast(row, logits.dtype) for row in weights)
+        targets = labels * (1 - label_smoothing) + label_smoothing / 2
+        losses = keras.ops.binary_crossentropy(targets, logits, from_logits=True)
+        return keras.ops.mean(keras.ops.where(labels > 0, positive, negative) * losses, axis=-1)
 
     return cross_entropy

@@ -160,8 +160,8 @@ class Matthews(ClassCounts):
     """Computes the Matthews correlation, as GLUE does for CoLA; for any number of classes.
 
     With t and p the numbers of labels and predictions of each class, c the number of correct
-    predictions and s that of all: (c s - t.p) / sqrt((s^2 - p.p) (s^2 - t.t)) (Gorodkin, 2004),
-    zero where that is 0/0.
+    predictions and s that of all: (c s - t.p) / sqrt((s^2 - p.p) (s^2 - t.t)) (Gorodkin, 2004). As
+    in scikit-learn it is zero where all labels, or all predictions, are of one class.
     """
 
     def __init__(self, num_classes: int, name: str = "matthews", dtype=None):
@@ -170,12 +170,16 @@ class Matthews(ClassCounts):
     def result(self):
         """Returns the correlation, a scalar from -1 to 1."""
         ops = keras.ops
-        labelled, predicted = self.labelled.value, self.predicted.value
-        agree, total = ops.sum(self.hits), ops.sum(labelled)
-        covariance = agree * total - ops.sum(labelled * predicted)
-        of_predictions = total**2 - ops.sum(predicted**2)
-        of_labels = total**2 - ops.sum(labelled**2)
-        return ops.divide_no_nan(covariance, ops.sqrt(of_predictions * of_labels))
+        counts = (self.hits.value, self.labelled.value, self.predicted.value)
+        hits, labelled, predicted = (ops.cast(each, "float64") for each in counts)
+        covariance = ops.sum(hits) * ops.sum(labelled) - ops.sum(labelled * predicted)
+
+        def spread(counts):
+            # Not s^2 - n.n, in which rounding leaves something of a single class, also below zero.
+            return ops.sum(counts * (ops.sum(counts) - counts))
+
+        deviation = ops.sqrt(spread(labelled) * spread(predicted))
+        return ops.cast(ops.divide_no_nan(covariance, deviation), self.dtype)
 
 
 @keras.saving.register_keras_serializable("keras_recipes")

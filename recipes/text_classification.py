@@ -31,8 +31,8 @@ from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
-from data import arrays, sentences, word_pieces
-from data.errors import DataError, has_inputs, read_each
+from data import arrays, scores, sentences, tfidf, word_pieces
+from data.errors import DataError, has_inputs, listed, read_each
 from data.glue import PAIR
 from data.sequences import cut_note
 from models import bert, fine_tuning, label_kinds, presets, transformers_format
@@ -115,7 +115,7 @@ class Options(FineTuningOptions, HeldOutOptions):
     class_weights: Literal["none", "balanced"] = option(
         "none",
         "balanced: in the loss and the training metrics rare classes count as much as frequent "
-        "ones.",
+        "ones; of several labels, in the losses both values of each count the same.",
     )
     label_smoothing: float = option(
         0.0,
@@ -185,6 +185,7 @@ def build_model(
     keep_head: bool = False,
     scale: keras.layers.Rescaling | None = None,
     several: np.ndarray | None = None,
+    label_weights: np.ndarray | None = None,
 ) -> keras_nlp.models.TextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
 
@@ -202,6 +203,7 @@ def build_model(
             activation such as softmax is left out, since the loss and `predict()` expect logits.
         scale: of a head for scores that is new or of `transformers`; see `scale_of`.
         several: for a new model of several labels: those of `sample`.
+        label_weights: of the loss, for such a model; see `several_labels.balanced_weights`.
 
     Returns:
         A model whose inputs are token ids and whose outputs are logits of shape (batch, classes),
@@ -219,7 +221,7 @@ def build_model(
             bert.new_backbone(options, len(evidence)), **head, dropout=dropout
         )
         if sample is not None and several is not None:
-            init_several(model, evidence, sample, several)
+            init_several(model, evidence, sample, several, label_weights)
         elif sample is not None and scale is not None:
             init_scores(model, evidence, sample)
         else:
@@ -278,7 +280,8 @@ def main(options: Options) -> dict:
         splits = data.splits
         # Of an evaluation on other data the model has not seen the training split.
         run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
-        run.note(*undefined_area(options, data))
+        run.note(*undefined_area(options, data), unbalanced_note(options, data))
+        run.note(unlearnable_note(options, data))
         inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
@@ -323,6 +326,7 @@ def main(options: Options) -> dict:
                 keep_head, about_head = presets.kept_head(preset, data.classes, data.several)
                 is_frozen = options.freeze_backbone or options.lora_rank is not None
                 run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
+            weights = kind.balanced_weights() if options.class_weights == "balanced" else None
             model = build_model(
                 options,
                 len(data.classes) or 1,
@@ -332,13 +336,11 @@ def main(options: Options) -> dict:
                 keep_head=keep_head,
                 scale=scale,
                 several=labels["train"][::every] if data.several else None,
+                label_weights=weights if isinstance(weights, np.ndarray) else None,
             )
             presets.require_vocabulary(model, tokenizer, str(preset))
-            class_weight = None
-            if options.class_weights == "balanced":
-                class_weight = sentences.balanced_class_weights(labels["train"], len(data.classes))
             if options.freeze_backbone and not (keep_head or run.resumes):
-                init_probe(model, inputs["train"], labels["train"], class_weight)
+                init_probe(model, inputs["train"], labels["train"], weights)
             if run.trained is None:
                 fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps
@@ -346,7 +348,7 @@ def main(options: Options) -> dict:
             metrics = kind.metrics()
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
-                loss=kind.loss(options.label_smoothing),
+                loss=kind.loss(options.label_smoothing, weights),
                 loss_weights=None if scale is None else [scale.scale**-2],  # in any unit the same
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
@@ -358,6 +360,7 @@ def main(options: Options) -> dict:
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[view]
         )
+        class_weight = weights if isinstance(weights, dict) else None  # others are in the loss
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         results = kind.results(test, metrics, lambda split: outputs_of(model, inputs[split]))
@@ -384,7 +387,7 @@ def refused(options: Options, kind: str, reason: str) -> list[str]:
         reason: how a line ends.
     """
     lines = []
-    if kind in ("scores", "several") and options.class_weights != "none":
+    if kind == "scores" and options.class_weights != "none":
         lines.append(f"--class-weights {options.class_weights}: {reason}")
     if kind == "scores" and options.label_smoothing:
         lines.append(f"--label-smoothing {options.label_smoothing}: {reason}")
@@ -398,6 +401,7 @@ def require_kind(options: Options, data: sentences.Sentences) -> None:
 
     Raises:
         OptionsError: with a line for each.
+        DataError: its scores are too large, or too close together.
     """
     lines = refused(options, data.kind, f"{data.name} has {sentences.KINDS[data.kind]}")
     of_two = [name for name in options.metrics if name in label_kinds.OF_TWO]
@@ -408,8 +412,16 @@ def require_kind(options: Options, data: sentences.Sentences) -> None:
     is_measured = best in {*options.metrics, *data.metrics} or options.evaluation is not None
     if data.kind == "classes" and best in label_kinds.OF_CLASSES and not is_measured:
         lines.append(f"--keep-best {options.keep_best}: needs --metrics {best}")
+    if data.scores and best == "spearman" and not is_measured:
+        lines.append(
+            f"--keep-best {options.keep_best}: the rank correlation is computed at the end of the "
+            "run; use val_pearson"
+        )
     if lines:
         raise OptionsError("\n".join(lines))
+    reason = scores.out_of_range(data.splits, options.precision) if data.scores else None
+    if reason is not None:
+        raise DataError(f"{data.name}: {reason}")
 
 
 def undefined_area(options: Options, data: sentences.Sentences) -> list[str]:
@@ -428,6 +440,38 @@ def undefined_area(options: Options, data: sentences.Sentences) -> list[str]:
             raise OptionsError(f"--keep-best val_auc: {reason}")
         notes.append(f"the {name} auc is 0: {reason}")
     return notes
+
+
+def unbalanced_note(options: Options, data: sentences.Sentences) -> str | None:
+    """Returns a note about labels with one value in training, which no weights can balance."""
+    if options.class_weights == "none" or not data.several:
+        return None
+    is_constant = np.ptp(data.splits["train"][1], axis=0) == 0
+    names = [repr(name) for name, found in zip(data.classes, is_constant, strict=True) if found]
+    if not names:
+        return None
+    return (
+        f"--class-weights balanced: the weights of {listed(names)} are 1: all training sentences "
+        "have the label, or none has"
+    )
+
+
+def unlearnable_note(options: Options, data: sentences.Sentences) -> str | None:
+    """Returns a note about labels that a training split cut by `--max-examples` does not teach."""
+    labels = data.splits["train"][1]
+    if options.max_examples is None or options.evaluation is not None:
+        return None
+    cut = f"--max-examples {options.max_examples}"
+    if data.scores:
+        return f"{cut}: all training scores are equal" if np.ptp(labels) == 0 else None
+    if data.several:
+        missing = np.ptp(labels, axis=0) == 0
+        what = "differ in"
+    else:
+        missing = np.bincount(labels, minlength=len(data.classes)) == 0
+        what = "are of"
+    names = [repr(data.classes[index][:100]) for index in np.flatnonzero(missing)]
+    return f"{cut}: no training sentences {what} {listed(names)}" if names else None
 
 
 def in_order_of_head(data: sentences.Sentences, preset: str) -> sentences.Sentences:
@@ -566,12 +610,12 @@ def unused_head_note(init_from: Path, preset: str, data: sentences.Sentences) ->
 
 def baseline_note(data: sentences.Sentences, baseline: dict[str, float]) -> str | None:
     """Returns a note if there is no TF-IDF baseline, or if it learns from a part of the data."""
-    if sentences.too_many_classes(len(data.classes) or 1):
+    if tfidf.too_many_classes(len(data.classes) or 1):
         return f"no TF-IDF baseline: {len(data.classes):,} classes"
     if not {"tfidf_accuracy", "tfidf_micro_f1", "ridge_mae"} & set(baseline):
         return "no TF-IDF baseline: one class, or no word of two or more letters"
-    if len(data.splits["train"][0]) > sentences.MOST_SENTENCES:
-        return f"the TF-IDF baseline learns from at most {sentences.MOST_SENTENCES:,} sentences"
+    if len(data.splits["train"][0]) > tfidf.MOST_SENTENCES:
+        return f"the TF-IDF baseline learns from at most {tfidf.MOST_SENTENCES:,} sentences"
     return None
 
 

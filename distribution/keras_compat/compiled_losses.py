@@ -353,6 +353,44 @@ def _add_loss_of_output(update_state: Callable, path, factor: float, value, samp
     return update_state(value, sample_weight=sample_weight)
 
 
+def weigh_by_examples(model: keras.Model) -> None:
+    """Makes the mean losses of a model's own `test_step` count batches by their examples.
+
+    Breaks: the loss of each output counts a batch by its static size, which a batch without its
+    padding does not have, so a smaller last one counts as a full one; so does `loss` where a
+    `test_step` gives its mean no weight. Does: counts one number for a batch by the examples that
+    `examples_of()` tells.
+
+    Args:
+        model: compiled and built; changed in place.
+    """
+    compiled = model._compile_loss
+    of_outputs = compiled.metrics if compiled is not None and compiled.built else []
+    for metric in (model._loss_tracker, *of_outputs):
+        if metric is not None:
+            stock = type(metric).update_state.__get__(metric)
+            metric.update_state = functools.partial(_add_by_examples, stock)
+
+
+@contextlib.contextmanager
+def examples_of(x) -> Iterator[None]:
+    """Tells the examples of a batch while the model's own `test_step` evaluates it."""
+    first = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
+    _outputs.examples = tf.shape(first)[0]
+    try:
+        yield
+    finally:
+        _outputs.examples = None
+
+
+def _add_by_examples(update_state: Callable, values, sample_weight=None):
+    examples = getattr(_outputs, "examples", None)
+    is_one_number = tf.convert_to_tensor(values).shape.rank == 0
+    if examples is not None and sample_weight is None and is_one_number:
+        sample_weight = examples
+    return update_state(values, sample_weight=sample_weight)
+
+
 def _add_up_outputs(model: keras.Model, losses: list) -> None:
     """Makes `loss` the sum of what its metric has and of the losses of the outputs, in evaluations.
 

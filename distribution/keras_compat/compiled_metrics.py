@@ -47,7 +47,8 @@ def rows_with_weight(sample_weight) -> tf.Tensor | None:
 def prepare_metrics(model: keras.Model) -> None:
     """Prepares the metrics of `compile(metrics=...)` of a built model for `padding_left_out`.
 
-    Lacks: no public name for the metrics of names, lists and dicts.
+    Those that are functions with one number for a batch count it by its examples; Keras counts it
+    once, also a smaller last one. Lacks: no public name for the metrics of names, lists and dicts.
     """
     compiled = model._compile_metrics
     if compiled is None or not compiled.built:
@@ -55,12 +56,11 @@ def prepare_metrics(model: keras.Model) -> None:
     compiled._flat_metrics = [
         m and _OfExamples(m.metrics, output_name=m.output_name) for m in compiled._flat_metrics
     ]
-    if model.distribute_strategy.num_replicas_in_sync == 1:
-        return
+    several = model.distribute_strategy.num_replicas_in_sync > 1
     for found in (*compiled._flat_metrics, *compiled._flat_weighted_metrics):
         for metric in found.metrics if found else ():
             if _is_own_function(metric):
-                metric._fn = functools.partial(_value_of_metric, metric._fn, metric.name)
+                metric._fn = functools.partial(_value_of_metric, metric._fn, metric.name, several)
 
 
 def own_metrics(model: keras.Model) -> list[tuple[int, keras.metrics.Metric]]:
@@ -168,13 +168,15 @@ def _is_own_function(metric: keras.metrics.Metric) -> bool:
     return function is not None and not module.startswith("keras.")
 
 
-def _value_of_metric(function: Callable, name: str, y_true, y_pred, **kwargs):
-    """Calls a metric's function on several replicas.
+def _value_of_metric(function: Callable, name: str, several: bool, y_true, y_pred, **kwargs):
+    """Calls a metric's function; one number for a batch is that of each of its examples.
 
     Raises:
-        DistributionError: it returns one number for a part of a batch.
+        DistributionError: it returns one number for a part of a batch, on several replicas.
     """
     values = tf.convert_to_tensor(function(y_true, y_pred, **kwargs))
+    if values.shape.rank == 0 and not several:
+        return tf.fill(tf.shape(y_pred)[:1], values)
     if values.shape.rank == 0:
         raise DistributionError(
             f"metric {name} returns one number for a batch, of which each replica has a part: "

@@ -1,5 +1,7 @@
 """Labels that are scores: how they are read, and what is measured and computed from them."""
 
+import re
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -7,7 +9,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from data import scores, sentences
+from data import scores, sentences, tfidf
 from data.errors import DataError
 from data.word_pieces import SPECIAL_TOKENS
 
@@ -216,7 +218,7 @@ def test_of_pairs_the_baseline_sees_what_both_have_in_common():
 def test_the_baseline_learns_from_a_bounded_number_of_sentences(monkeypatch):
     splits = {name: drawn(80, seed) for seed, name in enumerate(sentences.SPLITS)}
     whole = scores.baselines(splits)
-    monkeypatch.setattr(sentences, "MOST_SENTENCES", 40)
+    monkeypatch.setattr(tfidf, "MOST_SENTENCES", 40)
     part = scores.baselines(splits)
     texts, numbers = splits["train"]
     splits["train"] = texts[::2], numbers[::2]
@@ -282,3 +284,22 @@ def test_pieces_that_say_nothing_are_no_evidence():
     numbers = rng.normal(size=(500, 1))
     found = scores.evidence({"token_ids": ids}, numbers, Tokenizer(400))
     assert np.abs(found).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset", "precision", "reason"),
+    [
+        (1.0, 5000.0, "float32", None),
+        (1e10, 0.0, "mixed_float16", None),
+        (1e-10, 0.0, "float32", None),
+        (1.0, 1e9, "float64", None),
+        (1.0, 1e9, "float32", "which float32 rounds by up to .* such as 1000000002, or pass --pre"),
+        (1e30, 0.0, "float64", "the largest score is 4e[+]30, expected at most 1e[+]15: change"),
+        (1e-30, 0.0, "float64", "the scores differ by 1.41e-30 .*, expected 1e-15 or more: "),
+    ],
+)
+def test_scores_that_float32_cannot_hold(factor, offset, precision, reason):
+    numbers = offset + factor * np.arange(5.0)[:, None]
+    splits = {name: ([], numbers[:count]) for name, count in (("train", 5), ("test", 1))}
+    found = scores.out_of_range(splits, precision)
+    assert found is None if reason is None else re.search(reason, found)

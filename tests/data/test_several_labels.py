@@ -8,6 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 from sklearn.metrics import accuracy_score, f1_score, hamming_loss
+from sklearn.utils.class_weight import compute_class_weight
 
 from data import label_fields, sentences, several_labels
 from data.errors import DataError
@@ -163,10 +164,42 @@ def test_columns_of_zeros_and_ones(tmp_path):
     assert found.classes == ("toxic", "rude", "mild") and found.kind == "several"
     expected = {f"film {n}": ["toxic"] * (n % 2) + ["rude"] * (n % 3 == 0) for n in range(60)}
     assert labels_of(found) == expected
-    assert "the train split has no example of 'mild'" in found.note
+    assert "the train split has no example of 'mild', which cannot be learned" in found.note
     path.write_text("text,toxic,rude\na film,0,2\n")
     with pytest.raises(DataError, match=f"^{path}, line 2: rude is '2', expected 0 or 1$"):
         load(path, label_column=("toxic", "rude"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([["0", "1"], ["1", "0"]], "the labels '0', '1', expected others too; of lists of 0 and "),
+        ([["a", "b"]], "the labels 'a', 'b', expected others too$"),
+        ([[]], "no label, expected others too$"),
+    ],
+)
+def test_the_same_labels_everywhere_are_refused(labels, message, tmp_path):
+    """Lists of two flags, read as names, are the same two names."""
+    rows = [{"text": f"film {n}", "labels": labels[n % len(labels)]} for n in range(60)]
+    for name, part in (("train", rows), ("test", [{"text": "a film", "labels": ["b", "c"]}])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
+    if labels == [[]]:
+        rows = [f"film {n},0,0" for n in range(60)]
+        (tmp_path / "flags.csv").write_text("\n".join(["text,b,c", *rows]))
+        with pytest.raises(DataError, match=f"flags.csv: all training sentences have {message}"):
+            load(tmp_path / "flags.csv", label_column=("b", "c"))
+        return
+    path = tmp_path / "train.jsonl"
+    with pytest.raises(DataError, match=f"^{path}: all training sentences have {message}"):
+        load(path)
+
+
+def test_a_label_of_all_training_sentences_is_noted(tmp_path):
+    rows = [f"film {n},{'a|b' if n % 2 else 'b'}" for n in range(60)]
+    path = tmp_path / "films.csv"
+    path.write_text("\n".join(["text,label", *rows]))
+    note = "all training sentences have 'b', which cannot be learned"
+    assert note in load(path, labels="several").note
 
 
 def test_another_run_has_its_own_order(tmp_path):
@@ -238,6 +271,14 @@ def test_measures_as_scikit_learn(truth):
     )
     nothing = several_labels.measure(np.zeros((3, 2)), np.zeros((3, 2)))
     assert nothing == {"binary_accuracy": 1, "micro_f1": 0, "macro_f1": 0, "exact_match": 1}
+
+
+def test_balanced_weights_are_scikit_learns():
+    labels = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]], np.int8)
+    found = several_labels.balanced_weights(np.tile(labels, (100, 1)))  # more than int8 counts
+    expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels[:, 0])
+    np.testing.assert_allclose(found[:, 0], expected)
+    np.testing.assert_array_equal(found[:, 1:], 1.0)  # one value each
 
 
 def test_baselines():

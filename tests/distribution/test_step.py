@@ -102,6 +102,45 @@ def padded_evaluations_of_own_steps(kind, **compiled):
     ]
 
 
+class OwnStepOfKeras(keras.Model):
+    """Has a `test_step` that does what Keras's does."""
+
+    def test_step(self, data):
+        return super().test_step(data)
+
+
+class UnweightedMeans(keras.Model):
+    """Is evaluated as in the guides of Keras: the mean of the loss gets no weights."""
+
+    def test_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        loss = self.compute_loss(x, y, y_pred, training=False)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+        self.compute_metrics(x, y, y_pred)
+        return self.get_metrics_result()
+
+
+def evaluated_of_two_outputs(kind):
+    """Evaluates ten examples at once, and in a last batch with two that pad it; returns both."""
+    x, y, weights = padded_rows()
+
+    def build():
+        inputs = keras.Input((3,))
+        outputs = {name: keras.layers.Dense(1, name=name)(inputs) for name in "ab"}
+        model = kind(inputs, outputs)
+        model.compile("sgd", {"a": "mse", "b": "mae"}, metrics={"a": ["mae", mean_of_batch]})
+        return model
+
+    labels = {"a": y, "b": 2 * y}
+    first, labels_of_first = x[:10], {name: rows[:10] for name, rows in labels.items()}
+    train = replicas.dataset((first, labels_of_first), 10)
+    padded = replicas.dataset((x, labels, weights), 4)
+    return [replicas.fit(1, build, train, evaluated=data)["evaluated"] for data in (train, padded)]
+
+
 def ignoring_runs(kind):
     """Trains with labels to ignore, and a mean by weights."""
     numbers = np.random.default_rng(2)
@@ -144,6 +183,14 @@ class TestStepOfItsOwn:
         plain, padded = padded_evaluations_of_own_steps(kind, **compiled)
         assert padded["evaluated"] == pytest.approx(plain["evaluated"], rel=1e-9)
         assert len(plain["evaluated"]) == 2
+
+    @pytest.mark.parametrize("kind", [keras.Model, OwnStepOfKeras, UnweightedMeans])
+    def test_a_smaller_last_batch_counts_by_its_examples(self, kind):
+        """Each loss of two outputs, their sum, and a metric with one number for a batch."""
+        whole, padded = evaluated_of_two_outputs(kind)
+        assert padded == pytest.approx(whole, rel=1e-9)
+        assert {"loss", "a_loss", "b_loss", "a_mean_of_batch"} <= whole.keys()
+        assert whole["a_mean_of_batch"] == pytest.approx(whole["a_loss"], rel=1e-9)
 
     def test_its_training_has_the_losses_of_keras(self):
         class Own(keras.Model):

@@ -6,6 +6,7 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from data import several_labels
 from data.text import load_text
 from models import initial_weights
 from models.initial_weights import (
@@ -176,6 +177,7 @@ class TestProbe:
     """A frozen encoder's head begins as scikit-learn's own regression on what it reads."""
 
     def make(self, preset, num_classes, activation=None):
+        keras.utils.set_random_seed(0)  # of the layer below the head
         model = keras_nlp.models.TextClassifier.from_preset(
             preset, num_classes=num_classes, activation=activation, load_weights=True
         )
@@ -201,6 +203,21 @@ class TestProbe:
         found = keras.ops.convert_to_numpy(keras.ops.softmax(model(inputs, training=False)))
         np.testing.assert_allclose(found, pipeline.predict_proba(features), atol=1e-3)
         assert np.ptp(found[:, 0]) > 0.005
+
+    @pytest.mark.parametrize("is_balanced", [False, True])
+    def test_of_several_labels(self, preset, is_balanced):
+        model, inputs, counts = self.make(preset, 2)
+        labels = np.stack([counts > 1, counts < 1], axis=1).astype(np.int8)
+        features = self.features(model, inputs)
+        weights = several_labels.balanced_weights(labels) if is_balanced else None
+        init_probe(model, inputs, labels, weights)
+        found = keras.ops.convert_to_numpy(keras.ops.sigmoid(model(inputs, training=False)))
+        for column, rows in enumerate(labels.T):
+            balanced = "balanced" if is_balanced else None
+            logistic = LogisticRegression(C=PROBE, tol=1e-10, class_weight=balanced)
+            pipeline = make_pipeline(StandardScaler(), logistic).fit(features, rows)
+            expected = pipeline.predict_proba(features)[:, 1]
+            np.testing.assert_allclose(found[:, column], expected, atol=1e-3)
 
     def test_of_scores(self, preset):
         scale = keras.layers.Rescaling(20.0, 300.0)

@@ -23,7 +23,7 @@ from models.metrics import (
     Pearson,
     of_classes,
 )
-from tests.support import forked
+from tests.support import forked, replicas
 
 
 @pytest.fixture
@@ -141,6 +141,43 @@ def test_what_glue_reports_as_scikit_learn(counted):
     assert float(one_class.result()) == 0
 
 
+@pytest.mark.parametrize("of", ["labels", "predictions"])
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_matthews_of_one_class_is_zero(classes, of):
+    """Not what rounding leaves of weighted sums, whose square root may not be a number."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        metric = Matthews(classes)
+        for _ in range(20):
+            drawn, same = rng.integers(classes, size=64), np.zeros(64, np.int32)
+            labels, predicted = (same, drawn) if of == "labels" else (drawn, same)
+            weights = np.linspace(0.3, 4.1, classes)[drawn] * rng.random(64)
+            logits = np.eye(classes, dtype="float32")[predicted]
+            metric.update_state(labels, logits, weights.astype("float32"))
+        assert float(metric.result()) == 0.0
+    assert metric.result().dtype == "float32"
+
+
+@pytest.mark.parametrize("label", [0, 1])
+@pytest.mark.parametrize("prediction", [0, 1])
+def test_of_one_class_of_two_as_scikit_learn(label, prediction):
+    """Nothing is not a number, also of no examples."""
+    labels, predicted = np.full(6, label), np.full(6, prediction)
+    expected = {
+        "f1": f1_score(labels, predicted, zero_division=0.0),
+        "matthews": 0.0,
+        "precision": precision_score(labels, predicted, zero_division=0.0),
+        "recall": recall_score(labels, predicted, zero_division=0.0),
+        "auc": 0.0,  # which is not defined
+    }
+    for name, value in expected.items():
+        metric = of_classes(name, 2)
+        assert float(metric.result()) == 0.0
+        for weights in (np.ones(6), np.zeros(6)):
+            metric.update_state(labels, np.eye(2, dtype="float32")[predicted], weights)
+        assert float(metric.result()) == value
+
+
 def test_by_class_as_scikit_learn(counted):
     labels, logits, predicted = counted
     logits = np.concatenate([logits, np.full((50, 1), -9.0, "float32")], axis=1)
@@ -229,6 +266,37 @@ def macro_f1():
 
 def auc():
     return of_classes("auc", 2)
+
+
+def of_one_class_on_two_replicas():
+    """Evaluates labels of one class, weighted, on replicas with a state each; returns logs."""
+    labels = np.zeros(12, np.int32)
+    logits = np.random.default_rng(0).normal(size=(12, 2))
+    weights = np.linspace(0.1, 2.3, 12)
+    names = ("f1", "matthews", "auc", "precision", "recall")
+
+    def build():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+        model.compile(
+            keras.optimizers.SGD(0.0),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=[],
+            weighted_metrics=[MacroF1(2), *(of_classes(name, 2) for name in names)],
+        )
+        return model
+
+    data = replicas.dataset((logits, labels, weights), 6)
+    return [replicas.fit(count, build, data, evaluated=data) for count in (1, 2)]
+
+
+@pytest.mark.long
+def test_metrics_of_one_class_are_numbers_on_replicas_too():
+    one, two = forked.run(of_one_class_on_two_replicas)
+    for found in (one, two):
+        for logs in (found["logs"], found["evaluated"]):
+            assert logs["matthews"] == logs["auc"] == logs["f1"] == logs["recall"] == 0.0
+            assert 0 < logs["macro_f1"] < 1
+    assert two["evaluated"] == pytest.approx(one["evaluated"], rel=1e-9)
 
 
 @pytest.mark.long

@@ -297,6 +297,7 @@ def test_classes_and_scores_are_not_mixed_up(finished, folder, tmp_path):
     [
         (dict(class_weights="balanced", labels="scores"), "balanced: not with --labels scores"),
         (dict(class_weights="balanced"), "--class-weights balanced: .*prices has scores$"),
+        (dict(keep_best="val_spearman"), "val_spearman: the rank correlation .* use val_pearson"),
         (dict(label_smoothing=0.1, labels="scores"), "smoothing 0.1: not with --labels scores"),
         (dict(label_smoothing=0.1), "--label-smoothing 0.1: .*prices has scores$"),
         (dict(label_column="sentence", labels="scores"), "line 2: the label is .*, expected a num"),
@@ -306,6 +307,15 @@ def test_what_is_wrong_ends_in_a_line(folder, tmp_path, changes, expected):
     with pytest.raises((OptionsError, DataError), match=expected) as caught:
         train(tmp_path / "run", folder, **changes)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_scores_that_float32_cannot_hold_are_refused(tmp_path):
+    """Their errors would be 0."""
+    rows = [f"film {n},{10**9 + n % 7}" for n in range(60)]
+    (tmp_path / "films.csv").write_text("\n".join(["text,label", *rows]))
+    options = dict(labels="scores", label_column=None)
+    with pytest.raises(DataError, match="films.csv: the scores differ by .* float32 rounds by up"):
+        train(tmp_path / "run", tmp_path / "films.csv", **options)
 
 
 @pytest.mark.long

@@ -436,3 +436,24 @@ def test_inputs_lose_the_packages_names_as_the_docstrings_did(finished):
     assert one == other
     one, other = answers("reviews.csv")
     assert one != other
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("classes", "no training sentences are of 'b', 'c'"),
+        ("several", "no training sentences differ in 'a', 'b', 'c'"),
+        ("scores", "all training scores are equal"),
+    ],
+)
+def test_what_a_cut_training_split_does_not_teach_is_noted(kind, note):
+    numbers = np.array([0] * 9 + [1, 2])
+    made = {"classes": numbers, "several": np.eye(3, dtype=np.int8)[numbers]}
+    labels = made.get(kind, numbers[:, None] * 1.0)
+    texts = [f"film {n}" for n in numbers]
+    names = () if kind == "scores" else ("a", "b", "c")
+    for count, expected in ((11, None), (9, f"--max-examples 9: {note}")):
+        splits = {"train": (texts[:count], labels[:count])}
+        data = sentences.Sentences("films", splits, names)
+        options = text_classification.Options(max_examples=count)
+        assert text_classification.unlearnable_note(options, data) == expected
