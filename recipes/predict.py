@@ -2,6 +2,7 @@
 
     python -m recipes.predict runs/bert_mlm/first "the loss is [MASK] over the batch"
     python -m recipes.predict runs/text_classification/first "a small miracle of a film"
+    python -m recipes.predict runs/causal_lm/first "The station was built in" --num-samples 3
     python -m recipes.predict runs/mnist/first digit.png photo.jpg
     python -m recipes.predict runs/dna_melting/first ACGTTGCATGCCA GGATCCTTAAGCGC --sodium 0.05
     python -m recipes.predict runs/text_classification/first --file texts.txt --json > found.json
@@ -291,10 +292,12 @@ def _is_table(path: Path) -> bool:
 
 
 def _in_parts(run, asked: Sequence[Any], more: dict) -> Iterator[list[dict] | InputError]:
-    """Yields the answers to each input, or its error; asks for `AT_ONCE` of them at a time."""
+    """Yields the answers to each input, or its error; asks for `AT_ONCE` answers at a time."""
+    # Several continuations of an input are drawn in one batch.
+    at_once = max(1, AT_ONCE // max(1, more.get("num_samples") or 1))
     with live_line.live_line(what="predicting", total=len(asked)) as bar:
-        for start in range(0, len(asked), AT_ONCE):
-            part = asked[start : start + AT_ONCE]
+        for start in range(0, len(asked), at_once):
+            part = asked[start : start + at_once]
             yield from _answers_or_errors(run, part, more)
             bar.update(len(part))
 

@@ -193,6 +193,7 @@ NAMES_ELSEWHERE = {
     "--load-best-model-at-end": "--early-stopping",
     "--metric-for-best-model": "--keep-best",
     "--resume-from-checkpoint": "--run-dir",
+    "--num-return-sequences": "--num-samples",
     "--output": "--csv",
     "--output-dir": "--run-dir",
     "--output-file": "--csv",
