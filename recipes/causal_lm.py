@@ -573,7 +573,7 @@ def predict(
         top_p: sample among the most likely tokens whose probabilities add up to P.
         num_samples: continuations of each input; the first one is the same with any number.
         seed: seed of the sampling.
-        stop: texts before the first of which a continuation ends, such as '###'.
+        stop: texts before the first of which a continuation ends, such as '###' or a line break.
 
     Raises:
         OptionsError: a value is out of range.

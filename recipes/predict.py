@@ -77,7 +77,8 @@ class Options(TakesMore, RunOptions):
         """Returns a line if there are no inputs, two kinds of them, or a column of no table."""
         if self.inputs and self.file is not None:
             return ["INPUTS and --file: pass only one of them"]
-        if not self.inputs and self.file is None:
+        # Without a run, whose options are not known, its folder is what is wrong.
+        if not self.inputs and self.file is None and not self.unknown:
             # Of `--stop "Q:" "an input"` the option has both.
             took = any(isinstance(value, list) and value for value in self.more.values())
             order = "; they come before options that take several values" if took else ""
@@ -191,6 +192,8 @@ def main(options: Options, **more) -> list[list[dict]]:
         raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
     several = bool(run.metadata.get("several"))
     chosen = options.more | more
+    if options.more.get("stop") and "stop" not in more:
+        chosen["stop"] = [_with_line_breaks(text) for text in options.more["stop"]]
     # All labels that a text has, unless some of them were asked for.
     names_labels = several and not chosen.get("top")
     table, begun = _answer_table(options, inputs, has_rows, names_labels), 0
@@ -231,6 +234,18 @@ def main(options: Options, **more) -> list[list[dict]]:
         more_of_them = f"; likewise {len(refused) - 1:,} more" if len(refused) > 1 else ""
         raise DataError(f"--file {options.file}, {refused[0]}{more_of_them}")
     return answers
+
+
+def _with_line_breaks(stop: str) -> str:
+    r"""Returns a typed stop string with the line breaks and tabs that `\n` and `\t` stand for."""
+    meanings = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
+    read = re.sub(r"\\[nt\\]", lambda found: meanings[found[0]], stop)
+    if read.count("\n") > stop.count("\n") or read.count("\t") > stop.count("\t"):
+        print(
+            rf"--stop '{stop}': \n is read as a line break, \t as a tab; \\n is a backslash and n",
+            file=sys.stderr,
+        )
+    return read
 
 
 def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[Any]:

@@ -443,7 +443,7 @@ def predict(
         num_samples: answers to each input, with --temperature; the first one is the same with any
             number.
         seed: seed of the sampling.
-        stop: texts before the first of which an answer ends, such as '###'.
+        stop: texts before the first of which an answer ends, such as '###' or a line break.
 
     Raises:
         OptionsError: a value is out of range.
