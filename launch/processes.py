@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import difflib
 import errno
 import fcntl
 import itertools
@@ -44,6 +45,38 @@ DEFAULT_BASE_PORT = 22200
 FREE_PORTS = range(20000, 32000)
 THREADS = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
 OWN_OPTIONS = "--nproc-per-node --ps --hosts --node-rank --base-port --max-restarts".split()
+# Options of torchrun, `accelerate launch` and mpirun, and what they are here.
+HOSTS = "--hosts HOST0,HOST1,... with all hosts, the same list on each; leave it out on one machine"
+FIRST_HOST = "the first of --hosts runs the chief; --base-port N is its port"
+BY_HOSTS = "leave it out: hosts find one another by --hosts and --base-port"
+GPUS = "leave it out: CUDA_VISIBLE_DEVICES chooses GPUs, -1 the CPU"
+ELSEWHERE = {
+    "--num-processes": "--nproc-per-node P, the workers on each host",
+    "--num-gpus": "--nproc-per-node P, the workers on each host",
+    "--np": "--nproc-per-node P, the workers on each host",
+    "-np": "--nproc-per-node P, the workers on each host",
+    "-n": "--nproc-per-node P, the workers on each host",
+    "--nnodes": HOSTS,
+    "--num-nodes": HOSTS,
+    "--num-machines": HOSTS,
+    "--hostfile": HOSTS,
+    "--host": HOSTS,
+    "-H": HOSTS,
+    "--machine-rank": "--node-rank R, the position of this host in --hosts, from 0",
+    "--master-addr": FIRST_HOST,
+    "--master-port": FIRST_HOST,
+    "--main-process-ip": FIRST_HOST,
+    "--main-process-port": FIRST_HOST,
+    **dict.fromkeys(
+        ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--same-network"),
+        BY_HOSTS,
+    ),
+    **dict.fromkeys(("--gpu-ids", "--multi-gpu", "--cpu"), GPUS),
+    "--standalone": "leave it out: without --hosts the processes run on this machine",
+    "--log-dir": "--run-dir DIR after -m MODULE: logs are in the run's folder",
+    "--mixed-precision": "--precision mixed_bfloat16 or mixed_float16 after -m recipes.NAME",
+    "--module": "-m MODULE",
+}
 POLL_SECONDS = 0.1
 SAVE_SECONDS = 30  # for the others to end after one worker has ended deliberately
 START_SECONDS = 300  # to wait for the other hosts
@@ -229,13 +262,61 @@ def split_options(
     """
     # Split by hand: argparse would remove a `--` from the module's arguments.
     split = argv.index("-m") if "-m" in argv else len(argv)
-    options, words = parser.parse_args(argv[:split]), argv[split + 1 :]
+    options, unknown = parser.parse_known_args(argv[:split])
+    words = argv[split + 1 :]
+    if unknown:
+        module = words[0] if words else None
+        hints = "".join(f"\n  {hint}" for hint in hints_for(parser, unknown, argv[:split], module))
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hints}")
     if not words:
         parser.error("-m MODULE is missing: what is to run? (for example -m recipes.bert_mlm)")
     options.module, *options.arguments = words
     arguments = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     arguments.add_argument("--run-dir", "--run_dir", type=lambda text: Path(text).expanduser())
     return options, arguments.parse_known_args(options.arguments)[0].run_dir
+
+
+def hints_for(
+    parser: argparse.ArgumentParser, unknown: list[str], before: list[str], module: str | None
+) -> list[str]:
+    """Returns a line per unknown word before `-m` that has another name or place here.
+
+    Args:
+        parser: of the options of this launcher, or of Ray's.
+        unknown: the words.
+        before: all words before `-m`.
+        module: the one after `-m`, or None.
+    """
+    own = re.findall(r"^ +(--[a-z-]+)", parser.format_help(), re.MULTILINE)
+    hints = []
+    for word in unknown:
+        name = word.partition("=")[0]
+        spelled = name.replace("_", "-")
+        near = difflib.get_close_matches(spelled, own, n=1, cutoff=0.75)
+        hint = ELSEWHERE.get(spelled) or (f"did you mean {near[0]}?" if near else "")
+        # Ray's launcher does not have all of them.
+        is_here = set(re.findall("--[a-z-]+", hint)).intersection(OWN_OPTIONS) <= set(own)
+        if word.startswith("-"):
+            hints += [f"{name}: {hint}"] if hint and is_here else []
+        elif module is None and module_problem(module_of(word)) is None:
+            words = ["-m", module_of(word), *before[before.index(word) + 1 :]]
+            hints.append(f"{word}: a module comes after -m: {shlex.join(words)}")
+            break  # its arguments follow
+    if not hints and module is not None:
+        hints.append(f"options of {module} come after -m {module}")
+    return hints
+
+
+def module_of(path: str) -> str:
+    """Returns the name of the module in a file of this folder or PYTHONPATH; other texts as is."""
+    if not path.endswith(".py"):
+        return path
+    file = Path(path).resolve()
+    folders = [Path(folder or os.curdir).resolve() for folder in ("", *sys.path)]
+    names = [
+        ".".join(file.relative_to(f).with_suffix("").parts) for f in folders if f in file.parents
+    ]
+    return min(names, key=lambda name: name.count("."), default=path)
 
 
 def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str]:
@@ -246,7 +327,9 @@ def find_problems(options: argparse.Namespace, run_dir: Path | None) -> list[str
         problems.append(unknown)
     if options.module.startswith("recipes."):  # they have no such options
         names = [word.partition("=")[0] for word in options.arguments]
-        problems += [f"{name}: goes before -m" for name in names if name in OWN_OPTIONS]
+        problems += [
+            f"{name}: goes before -m" for name in names if name.replace("_", "-") in OWN_OPTIONS
+        ]
     workers, hosts, rank = options.nproc_per_node, options.hosts, options.node_rank
     try:
         tasks = slurm_tasks()
@@ -312,6 +395,9 @@ def module_problem(module: str) -> str | None:
         if spec is None or (folders is None and count < len(names)):
             is_path = "/" in module or module.endswith(".py")
             hint = "write its name, not its file's" if is_path else "looked here and in PYTHONPATH"
+            name = module_of(module)
+            if name != module and module_problem(name) is None:
+                hint += f": -m {name}"
             return f"-m {module}: no such module; {hint}"
     if folders is not None and find(f"{module}.__main__", folders) is None:
         return f"-m {module}: a package without __main__.py; name one of its modules"

@@ -377,13 +377,13 @@ def generate(
         preprocessor: its preprocessor.
         prompts: beginnings of texts, or prompts that a template is for, perhaps turns of a chat.
         max_length: tokens of a text, the prompt's and special ones included.
-        sampler: how tokens are drawn.
+        sampler: how tokens are drawn, and how many texts of each prompt.
         strip_prompt: whether to leave out the prompts.
         template: makes tokens of the prompts, and names the one that ends a response.
         stop: texts before which a continuation ends, see `before_stop`.
 
     Returns:
-        The texts, without special tokens.
+        The texts, without special tokens; several samples of a prompt follow one another.
 
     Raises:
         InputError: a prompt leaves no room for a token, or names a special token.
@@ -393,7 +393,6 @@ def generate(
     if max_length > most:
         raise DataError(f"--max-length {max_length}: the model takes at most {most} tokens")
     tokenizer = preprocessor.tokenizer
-    texts = list(map(last_text, prompts))
 
     def tokens_of(prompt: Prompt) -> list[int]:
         ids = prompt_tokens(prompt, tokenizer, template)
@@ -404,7 +403,8 @@ def generate(
             )
         return ids
 
-    given = read_each(tokens_of, prompts)
+    given = samplers.repeat(read_each(tokens_of, prompts), sampler)
+    texts = samplers.repeat(list(map(last_text, prompts)), sampler)
     ends = stop_tokens(tokenizer, stop)
     if template is not None:
         ends.add(template.end)

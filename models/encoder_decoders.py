@@ -150,17 +150,18 @@ def generate(
         task: an encoder-decoder.
         preprocessor: its preprocessor, with the lengths of prompts and responses.
         prompts: texts; long ones are cut as in training.
-        sampler: of `models.samplers`, how tokens are drawn.
+        sampler: of `models.samplers`, how tokens are drawn, and how many answers to each prompt.
         stop: texts before which an answer ends, see `decoders.before_stop`.
 
     Returns:
-        The answers, without special tokens.
+        The answers, without special tokens; several samples of an answer follow one another.
     """
+    prompts = samplers.repeat(prompts, sampler)
     tokenizer = preprocessor.tokenizer
     sampler.ids = word_pieces.ids_of(tokenizer)  # a preset may have more rows, or gaps
     samplers.draw_by(task, sampler)
     inputs = preprocessor.generate_preprocess(
-        {"encoder_text": list(prompts), "decoder_text": [""] * len(prompts)}
+        {"encoder_text": prompts, "decoder_text": [""] * len(prompts)}
     )
     # A search compares whole answers: ended earlier, another one could be the likeliest.
     searches = isinstance(sampler, samplers.BeamSearch)

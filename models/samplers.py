@@ -13,12 +13,14 @@ from data import batches
 
 # A lower temperature takes the likeliest token: logits that are divided by it may overflow.
 COLDEST = 1e-6
+MOST_SAMPLES = 1000  # of a prompt; they are drawn in one batch
 
 
 class _TokensAlone:
     """Leaves out the ids that no token has: a preset's table may have more rows, or gaps."""
 
     ids: np.ndarray | None = None  # those that tokens have; None for all
+    num_samples = 1  # texts of each prompt, which are consecutive rows of a batch
 
     def of_tokens(self, logits: tf.Tensor) -> tf.Tensor:
         """Returns logits of shape (texts, ids), -inf where no token of the tokenizer has the id."""
@@ -33,13 +35,14 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
 
     KerasNLP's samplers draw for a whole batch from one stream. Here the largest of logits plus
     Gumbel noise is taken, which draws from their softmax (Gumbel, 1954); the noise is a function of
-    the seed, the prompt, the position and the token.
+    the seed, the prompt, the number of the sample, the position and the token.
 
     Args:
         temperature: divides the logits; 0, and less than `COLDEST`, takes the likeliest token.
         top_k: draw among the K likeliest tokens; None among all.
         top_p: draw among the likeliest tokens whose probabilities add up to P; 1 among all.
         seed: decides the draws.
+        num_samples: texts of each prompt. The first one is the text that is drawn alone.
     """
 
     def __init__(
@@ -48,10 +51,12 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         top_k: int | None = None,
         top_p: float = 1.0,
         seed: int = 0,
+        num_samples: int = 1,
     ):
         super().__init__()
         self.scale = temperature if temperature >= COLDEST else 0.0
         self.top_k, self.top_p = top_k, top_p
+        self.num_samples = num_samples
         self.noise_seed = batches.stream_seed(seed, "sampling")
         self.keys: tf.Tensor | None = None  # of the prompts that an encoder reads, see `draw_by`
 
@@ -71,10 +76,10 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         return super().__call__(drawn, prompt, *arguments, mask=mask, **named)
 
     def keys_of(self, prompts: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-        """Returns a number for each prompt, which depends on its tokens and their places alone.
+        """Returns a number for each text to draw, by its prompt's tokens and the sample's number.
 
         Args:
-            prompts: token ids of shape (texts, length).
+            prompts: token ids of shape (texts, length), each prompt once per sample.
             mask: which of them are the prompt's, of the same shape.
 
         Returns:
@@ -83,7 +88,9 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         tokens = tf.cast(prompts, tf.int64)
         places = tf.range(tf.shape(tokens, tf.int64)[1])
         hashed = batches.uniform(self.noise_seed, places, tokens) * 2.0**24
-        return tf.reduce_sum(tf.cast(hashed, tf.int64) * tf.cast(mask, tf.int64), axis=1)
+        prompt = tf.reduce_sum(tf.cast(hashed, tf.int64) * tf.cast(mask, tf.int64), axis=1)
+        sample = tf.range(tf.shape(tokens, tf.int64)[0]) % self.num_samples
+        return prompt + sample * 2**48  # a prompt's number is smaller
 
     def with_noise(self, logits: tf.Tensor, index: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
         """Returns logits whose largest one is the token that is drawn.
@@ -91,7 +98,7 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         Args:
             logits: float32 of shape (texts, tokens).
             index: the position, a scalar.
-            keys: of the prompts, int64 of shape (texts,).
+            keys: of the texts, int64 of shape (texts,).
         """
         size, logits = logits.shape[-1], logits / self.scale
         if self.top_k is not None and self.top_k < size:
@@ -188,7 +195,9 @@ def _is_one_of(tokens: tf.Tensor, wanted: Sequence[int]) -> tf.Tensor:
     return tf.reduce_any(tokens[..., None] == tf.constant(wanted, tokens.dtype), axis=-1)
 
 
-def sampling_problems(temperature: float, top_k: int, top_p: float) -> list[str]:
+def sampling_problems(
+    temperature: float, top_k: int, top_p: float, num_samples: int = 1
+) -> list[str]:
     """Returns a line for each option of a `Sampler` that is out of range; `top_k` 0 is for all."""
     problems = []
     if not 0 <= temperature < math.inf:
@@ -197,7 +206,32 @@ def sampling_problems(temperature: float, top_k: int, top_p: float) -> list[str]
         problems.append(f"--top-k {top_k}: must be at least 0")
     if not 0 < top_p <= 1:
         problems.append(f"--top-p {top_p}: must be in (0, 1]")
+    if not 1 <= num_samples <= MOST_SAMPLES:
+        problems.append(f"--num-samples {num_samples}: must be in [1, {MOST_SAMPLES}]")
+    elif num_samples > 1 and (0 <= temperature < COLDEST or top_k == 1):
+        cause = f"--top-k {top_k}" if top_k == 1 else f"--temperature {temperature}"
+        remedy = "a larger one" if top_k == 1 else "a higher one, such as 0.8"
+        problems.append(
+            f"--num-samples {num_samples}: all would be equal, since {cause} takes the most likely "
+            f"token; pass {remedy}"
+        )
     return problems
+
+
+def repeat(prompts: Sequence, sampler: Sampler | BeamSearch) -> list:
+    """Returns each prompt once per sample, as a sampler expects them."""
+    return [prompt for prompt in prompts for _ in range(sampler.num_samples)]
+
+
+def by_prompt(texts: Sequence[str], num_samples: int) -> list[list[dict]]:
+    """Returns the answers of a recipe's `predict()`: the texts of each prompt.
+
+    Args:
+        texts: those of the first prompt, then those of the second, and so on.
+        num_samples: texts of each prompt.
+    """
+    starts = range(0, len(texts), num_samples)
+    return [[{"text": text} for text in texts[at : at + num_samples]] for at in starts]
 
 
 def _repeat_encoded(task: keras_nlp.models.Seq2SeqLM) -> None:

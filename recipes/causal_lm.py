@@ -563,6 +563,7 @@ def predict(
     temperature: float = 1.0,
     top_k: int = 40,
     top_p: float = 1.0,
+    num_samples: int = 1,
     seed: int = 0,
     stop: tuple[str, ...] = (),
 ) -> list[list[dict]]:
@@ -578,13 +579,14 @@ def predict(
         temperature: divides the logits; 0 always takes the most likely token.
         top_k: sample among the K most likely tokens; 0 for all.
         top_p: sample among the most likely tokens whose probabilities add up to P.
+        num_samples: continuations of each input; the first one is the same with any number.
         seed: seed of the sampling.
-        stop: texts before the first of which a continuation ends, such as '###'.
+        stop: texts before the first of which a continuation ends, such as '###' or a line break.
 
     Raises:
         OptionsError: a value is out of range.
     """
-    problems = samplers.sampling_problems(temperature, top_k, top_p)
+    problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
     if max_length < 0 or max_length == 1:
@@ -601,12 +603,12 @@ def predict(
         task.preprocessor,
         asked,
         max_length=max_length or task.preprocessor.sequence_length,
-        sampler=samplers.Sampler(temperature, top_k or None, top_p, seed),
+        sampler=samplers.Sampler(temperature, top_k or None, top_p, seed, num_samples),
         strip_prompt=template is not None,
         template=template and Template(template, task.preprocessor.tokenizer),
         stop=stop,
     )
-    return [[{"text": text}] for text in texts]
+    return samplers.by_prompt(texts, num_samples)
 
 
 def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:

@@ -2,6 +2,7 @@
 
     python -m recipes.predict runs/bert_mlm/first "the loss is [MASK] over the batch"
     python -m recipes.predict runs/text_classification/first "a small miracle of a film"
+    python -m recipes.predict runs/causal_lm/first "The station was built in" --num-samples 3
     python -m recipes.predict runs/mnist/first digit.png photo.jpg
     python -m recipes.predict runs/dna_melting/first ACGTTGCATGCCA GGATCCTTAAGCGC --sodium 0.05
     python -m recipes.predict runs/text_classification/first --file texts.txt --json > found.json
@@ -76,7 +77,8 @@ class Options(TakesMore, RunOptions):
         """Returns a line if there are no inputs, two kinds of them, or a column of no table."""
         if self.inputs and self.file is not None:
             return ["INPUTS and --file: pass only one of them"]
-        if not self.inputs and self.file is None:
+        # Without a run, whose options are not known, its folder is what is wrong.
+        if not self.inputs and self.file is None and not self.unknown:
             # Of `--stop "Q:" "an input"` the option has both.
             took = any(isinstance(value, list) and value for value in self.more.values())
             order = "; they come before options that take several values" if took else ""
@@ -190,6 +192,8 @@ def main(options: Options, **more) -> list[list[dict]]:
         raise DataError(f'"{glue.PAIR}" separates two sentences, and the run learned single ones')
     several = bool(run.metadata.get("several"))
     chosen = options.more | more
+    if options.more.get("stop") and "stop" not in more:
+        chosen["stop"] = [_with_line_breaks(text) for text in options.more["stop"]]
     # All labels that a text has, unless some of them were asked for.
     names_labels = several and not chosen.get("top")
     table, begun = _answer_table(options, inputs, has_rows, names_labels), 0
@@ -230,6 +234,18 @@ def main(options: Options, **more) -> list[list[dict]]:
         more_of_them = f"; likewise {len(refused) - 1:,} more" if len(refused) > 1 else ""
         raise DataError(f"--file {options.file}, {refused[0]}{more_of_them}")
     return answers
+
+
+def _with_line_breaks(stop: str) -> str:
+    r"""Returns a typed stop string with the line breaks and tabs that `\n` and `\t` stand for."""
+    meanings = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
+    read = re.sub(r"\\[nt\\]", lambda found: meanings[found[0]], stop)
+    if read.count("\n") > stop.count("\n") or read.count("\t") > stop.count("\t"):
+        print(
+            rf"--stop '{stop}': \n is read as a line break, \t as a tab; \\n is a backslash and n",
+            file=sys.stderr,
+        )
+    return read
 
 
 def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[Any]:
@@ -291,10 +307,12 @@ def _is_table(path: Path) -> bool:
 
 
 def _in_parts(run, asked: Sequence[Any], more: dict) -> Iterator[list[dict] | InputError]:
-    """Yields the answers to each input, or its error; asks for `AT_ONCE` of them at a time."""
+    """Yields the answers to each input, or its error; asks for `AT_ONCE` answers at a time."""
+    # Several continuations of an input are drawn in one batch.
+    at_once = max(1, AT_ONCE // max(1, more.get("num_samples") or 1))
     with live_line.live_line(what="predicting", total=len(asked)) as bar:
-        for start in range(0, len(asked), AT_ONCE):
-            part = asked[start : start + AT_ONCE]
+        for start in range(0, len(asked), at_once):
+            part = asked[start : start + at_once]
             yield from _answers_or_errors(run, part, more)
             bar.update(len(part))
 

@@ -430,6 +430,7 @@ def predict(
     temperature: float = 0.0,
     top_k: int = 40,
     top_p: float = 1.0,
+    num_samples: int = 1,
     seed: int = 0,
     stop: tuple[str, ...] = (),
 ) -> list[list[dict]]:
@@ -442,31 +443,37 @@ def predict(
         temperature: divides the logits; 0 takes the likeliest tokens, the only way with beams.
         top_k: sample among the K most likely tokens; 0 for all.
         top_p: sample among the most likely tokens whose probabilities add up to P.
+        num_samples: answers to each input, with --temperature; the first one is the same with any
+            number.
         seed: seed of the sampling.
-        stop: texts before the first of which an answer ends, such as '###'.
+        stop: texts before the first of which an answer ends, such as '###' or a line break.
 
     Raises:
         OptionsError: a value is out of range.
     """
-    problems = samplers.sampling_problems(temperature, top_k, top_p)
+    problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
     if not 0 <= num_beams <= 100:
         problems.append(f"--num-beams {num_beams}: must be in [0, 100]")
     elif num_beams > 1 and temperature > 0:
         problems.append(f"--num-beams {num_beams}: searches; leave out --temperature, which draws")
+    elif num_beams > 1 and num_samples > 1:
+        problems.append(
+            f"--num-beams {num_beams}: finds a single answer; leave it out to draw --num-samples"
+        )
     if problems:
         raise OptionsError("\n".join(problems))
     if not has_inputs(inputs):
         return []
     if temperature > 0:
-        sampler = samplers.Sampler(temperature, top_k or None, top_p, seed)
+        sampler = samplers.Sampler(temperature, top_k or None, top_p, seed, num_samples)
     else:
         sampler = likeliest(num_beams or run.options.num_beams)
     task = run.load_model("float32")
     asked = [(run.options.prefix or "") + text for text in inputs]
     answers = encoder_decoders.generate(task, task.preprocessor, asked, sampler, stop)
-    return [[{"text": text}] for text in answers]
+    return samplers.by_prompt(answers, num_samples)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,15 +139,21 @@ def parse(kind: type, prog: str, description: str = "", arguments: list[str] | N
         known, unknown = parse_known(arguments)
     if unknown and all_known:
         hint = _did_you_mean(parser, unknown)
-        if takes_more and not hint and unknown[0].startswith("-"):
-            hint = '; "--" comes before inputs that begin with "-"'
+        if takes_more:
+            # Words behind an unknown option are its values, or inputs: the option alone is wrong.
+            unknown = [word for word in unknown if re.match("--[A-Za-z]", word)] or unknown
+            if not hint and unknown[0].startswith("--"):
+                hint = f"; {prog} RUN_DIR --help lists the options of a run"
+            if not hint and unknown[0].startswith("-"):
+                hint = '; "--" comes before inputs that begin with "-"'
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     values = vars(known)
     names = {field.name for field in dataclasses.fields(kind)}
     options = kind(**{name: value for name, value in values.items() if name in names})
     if isinstance(options, TakesMore):
         more = {name: value for name, value in values.items() if name not in names}
-        vars(options)["more"] = more  # a class variable: a field would be an option
+        # Class variables: fields would be options.
+        vars(options).update(more=more, unknown=[] if all_known else unknown)
     return options
 
 
@@ -156,9 +162,12 @@ class TakesMore:
 
     Attributes:
         more: their values by name, where a command line was parsed.
+        unknown: words of a command line that may be their names and values, or inputs, where they
+            cannot be determined.
     """
 
     more: dict = {}
+    unknown: Sequence[str] = ()
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser, arguments: list[str]) -> bool:
@@ -193,6 +202,12 @@ NAMES_ELSEWHERE = {
     "--load-best-model-at-end": "--early-stopping",
     "--metric-for-best-model": "--keep-best",
     "--resume-from-checkpoint": "--run-dir",
+    "--do-sample": "--temperature",
+    "--max-new-tokens": "--max-length",
+    "--num-return-sequences": "--num-samples",
+    "--stop-sequences": "--stop",
+    "--stop-strings": "--stop",
+    "--stop-token": "--stop",
     "--output": "--csv",
     "--output-dir": "--run-dir",
     "--output-file": "--csv",

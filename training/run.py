@@ -464,14 +464,14 @@ class Run:
         )
 
     def _missed_profile(self, plan: Plan) -> str | None:
-        """Returns a note if `--profile` begins after the run's last step."""
+        """Returns a note if `--profile` names no step that this start trains."""
         window = profile_window(self.options.profile)
-        if window is None or window[0] <= plan.total_steps:
+        if window is None or (plan.steps_done < window[1] and window[0] <= plan.total_steps):
             return None
-        return (
-            f"--profile {self.options.profile}: nothing is profiled, the run ends at step "
-            f"{plan.total_steps}"
-        )
+        about = f"ends at step {plan.total_steps}"
+        if window[0] <= plan.total_steps:
+            about = f"resumes at step {plan.steps_done}"
+        return f"--profile {self.options.profile}: nothing is profiled, the run {about}"
 
     def _print_plan(self, plan: Plan, about: dict[str, str]) -> None:
         name = type(self.strategy).__name__ if plan.replicas > 1 else "one device"

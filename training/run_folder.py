@@ -165,9 +165,9 @@ class RunFolder:
             self._finished_at = results["steps"]
             # The results of a run that was stopped while it was extended are those from before.
             self._extends = self._extends or saved.get("extends") == self._finished_at
-            if is_same and self._finished_at == saved["resolved"]["total_steps"]:
-                # The same command again finds a finished extension.
-                self._extends = self._extends and "extends" not in saved
+            # The same command again finds a finished extension, also one that ended early.
+            if is_same and self._finished_at > saved.get("extends", self._finished_at):
+                self._extends = False
             problem = files.damage(self.path / "model", ())
             if self._extends:
                 if self.checkpoint is None:
@@ -227,8 +227,9 @@ class RunFolder:
         different = [
             name for name in now if may_change[name] != "free" and now[name] != saved.get(name)
         ]
+        unknown = [name for name in saved if name not in now]
         can_extend = all(may_change[name] == "extend" for name in different)
-        if different and not (can_extend and self.options.resume == "extend"):
+        if unknown or (different and not (can_extend and self.options.resume == "extend")):
             if self.options.resume == "extend":  # the others are free
                 different = [name for name in different if may_change[name] != "extend"]
             lines = [
@@ -237,7 +238,8 @@ class RunFolder:
                 else f"{flag(n)}: did not exist, is now {now[n]}"
                 for n in different
             ]
-            if not saved.keys() >= set(different):
+            lines += [f"{flag(n)}: was {saved[n]}, does not exist here" for n in unknown]
+            if unknown or not saved.keys() >= set(different):
                 raise RunError(
                     f"--run-dir {self.path}: cannot resume: the version that began this run has "
                     "other options; finish it with that version (options.json has its commit), or "

@@ -474,6 +474,15 @@ def test_a_traceback_is_held_back_for_some_seconds(tmp_path, monkeypatch):
         ("--workers 0:2 -m recipes.mnist --run-dir /r", "expected a whole number from 1"),
         ("--workers 3:2 -m recipes.mnist --run-dir /r", "expected N or MIN:MAX, found '3:2'"),
         ("--workers 2 --retries 1 -m recipes.mnist --run-dir /r", "--retries"),
+        (
+            "--workers 2 --num_workers 4 -m recipes.mnist",
+            "\n  --num_workers: did you mean --workers?\n",
+        ),
+        # Only `python -m launch` has --nproc-per-node.
+        (
+            "--workers 2 --num_processes 4 -m recipes.mnist",
+            "--num_processes 4\n  options of recipes",
+        ),
     ],
 )
 def test_wrong_options(options, message, capsys):

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -92,6 +93,72 @@ def test_a_module_that_python_does_not_find(module, problem, tmp_path, monkeypat
     expected = None if problem is None else f"-m {module}: {problem}"
     found = launch.module_problem(module)
     assert found is None if expected is None else found.startswith(expected)
+
+
+HOSTS = "--hosts HOST0,HOST1,... with all hosts, the same list on each; leave it out on one machine"
+
+
+@pytest.mark.parametrize(
+    ("line", "hints"),
+    [
+        (
+            "--nproc_per_node 2 -m recipes.mnist",
+            ["--nproc_per_node: did you mean --nproc-per-node?"],
+        ),
+        ("--node_rank=1 -m recipes.mnist", ["--node_rank: did you mean --node-rank?"]),
+        (
+            "--num_processes=4 --num_machines 2 --master-port 9 -m recipes.mnist",
+            [
+                "--num_processes: --nproc-per-node P, the workers on each host",
+                f"--num_machines: {HOSTS}",
+                "--master-port: the first of --hosts runs the chief; --base-port N is its port",
+            ],
+        ),
+        (
+            "--rdzv_backend c10d --rdzv-id=7 recipes/mnist.py --epochs 3 --dataset 'a b'",
+            [
+                "--rdzv_backend: leave it out: hosts find one another by --hosts and --base-port",
+                "--rdzv-id: leave it out: hosts find one another by --hosts and --base-port",
+                "recipes/mnist.py: a module comes after -m: -m recipes.mnist --epochs 3 --dataset "
+                "'a b'",
+            ],
+        ),
+        ("./recipes/mnist.py", ["./recipes/mnist.py: a module comes after -m: -m recipes.mnist"]),
+        (
+            "--nproc-per-node 2 recipes.mnist",
+            ["recipes.mnist: a module comes after -m: -m recipes.mnist"],
+        ),
+        ("--epochs 3 -m recipes.mnist", ["options of recipes.mnist come after -m recipes.mnist"]),
+        ("--zzz", []),
+    ],
+)
+def test_names_of_other_launchers_are_answered_by_ours(line, hints, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as error:
+        launch.read_options(shlex.split(line))
+    usage, first, *others = capsys.readouterr().err.splitlines()
+    assert error.value.code == 2 and others == [f"  {hint}" for hint in hints]
+    assert first.startswith("python -m launch: error: unrecognized arguments: ")
+
+
+def test_hints_name_options_of_the_launcher():
+    texts = " ".join(launch.ELSEWHERE.values())
+    named = set(re.findall("--[a-z-]+", texts)) - {"--run-dir", "--precision"}  # of recipes
+    assert named <= set(launch.OWN_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "path, name", [("recipes/mnist.py", "recipes.mnist"), ("recipes/mnits.py", None)]
+)
+@pytest.mark.parametrize("absolute", [False, True])
+def test_the_file_of_a_module_is_answered_by_its_name(path, name, absolute, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path = str(ROOT / path) if absolute else path
+    with pytest.raises(SystemExit):
+        launch.read_options(["-m", path])
+    named = "" if name is None else f": -m {name}"
+    expected = f"launch: -m {path}: no such module; write its name, not its file's{named}\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_mistyped_module_leaves_no_folder(tmp_path):
@@ -202,6 +269,10 @@ def test_options_of_the_launcher_after_the_module(name, tmp_path, capsys, bare):
         launch.read_options(["-m", "recipes.mnist", f"{name}=1"])
     assert error.value.code == 2
     assert capsys.readouterr().err == f"launch: {name}: goes before -m\n"
+    spelled = name[2:].replace("-", "_")
+    with pytest.raises(SystemExit):
+        launch.read_options(["-m", "recipes.mnist", f"--{spelled}", "1"])
+    assert capsys.readouterr().err == f"launch: --{spelled}: goes before -m\n"
     assert not list(tmp_path.iterdir())
     assert launch.read_options(["-m", "fake", f"{name}=1"]).arguments[0] == f"{name}=1"
 

@@ -79,3 +79,56 @@ def test_ids_that_no_token_has_are_never_written():
 def test_texts_without_an_end_fill_their_length(num_beams):
     table = {(): {2: 1.0}, (2,): {2: 1.0}, (2, 2): {2: 1.0}, (2, 2, 2): {2: 1.0}}
     assert search([table], num_beams) == [[2, 2, 2, 2]]
+
+
+def draw(rows: list[list[int]], num_samples: int) -> list[list[int]]:
+    """Draws texts of four new tokens after each first token, all tokens being equally likely."""
+    sampler = samplers.Sampler(seed=3, num_samples=num_samples)
+    prompt = tf.constant(np.pad(rows, ((0, 0), (0, LENGTH - 1))), tf.int32)
+    found = sampler(
+        lambda prompt, cache, index: (tf.zeros((len(rows), 1000)), None, cache),
+        prompt,
+        cache=tf.zeros(len(rows)),
+        index=1,
+        mask=tf.constant(np.arange(LENGTH) < 1)[None] & tf.ones((len(rows), 1), tf.bool),
+        stop_token_ids=[STOP],
+    )
+    return found.numpy().tolist()
+
+
+def test_each_sample_of_a_prompt_has_its_own_draws_and_the_first_is_the_one_drawn_alone():
+    sampler = samplers.Sampler(num_samples=3)
+    assert samplers.repeat([[7], [8]], sampler) == [[7]] * 3 + [[8]] * 3
+    alone, several, two = draw([[7], [8]], 1), draw([[7]] * 3 + [[8]] * 3, 3), draw([[7]] * 2, 2)
+    assert several[::3] == alone and several[:2] == two
+    assert len(set(map(tuple, several))) == 6
+    assert several == draw([[7]] * 3 + [[8]] * 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((1.0, 40, 1.0, 0), "--num-samples 0: must be in [1, 1000]"),
+        ((1.0, 40, 1.0, 1001), "--num-samples 1001: must be in [1, 1000]"),
+        ((0.0, 40, 1.0, 2), "all would be equal, since --temperature 0.0 takes the most likely"),
+        ((1e-9, 40, 1.0, 2), "all would be equal, since --temperature 1e-09 takes"),
+        ((1.0, 1, 1.0, 2), "all would be equal, since --top-k 1 takes the most likely token; pass"),
+    ],
+)
+def test_samples_that_would_be_equal_or_too_many_are_refused(settings, expected):
+    (problem,) = samplers.sampling_problems(*settings)
+    assert expected in problem
+
+
+def test_samples_are_drawn_and_a_single_likeliest_text_is_not_refused():
+    assert samplers.sampling_problems(0.8, 0, 0.9, 5) == []
+    assert samplers.sampling_problems(0.0, 1, 1.0, 1) == []
+
+
+def test_samples_are_the_answers_to_their_prompts():
+    texts = ["a", "b", "c", "d"]
+    assert samplers.by_prompt(texts, 2) == [
+        [{"text": "a"}, {"text": "b"}],
+        [{"text": "c"}, {"text": "d"}],
+    ]
+    assert samplers.by_prompt(texts[:1], 1) == [[{"text": "a"}]]

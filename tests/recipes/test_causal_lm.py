@@ -181,6 +181,10 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     assert loss.strip().startswith("the loss of") and step.strip().startswith("a step")
     assert command_line(predict, moved, *command)[1] == out
     assert command_line(predict, moved, *command, "--seed", 1)[1] != out
+    status, out, err = command_line(predict, moved, *command, "--num-samples", 3)
+    assert (status, err) == (0, "")
+    of_loss, of_step = out.splitlines()[1:4], out.splitlines()[5:]
+    assert (of_loss[0], of_step[0]) == (loss, step) and len(set(of_loss)) == len(set(of_step)) == 3
     stop = loss.strip()[len("the loss of") + 1 :][:3]
     status, out, err = command_line(predict, moved, *command, "--stop", "never written", stop)
     assert (status, err) == (0, "")
@@ -197,6 +201,10 @@ def test_it_is_evaluated_and_continues_texts(finished, tmp_path, command_line):
     loss_again, refused, step_again = (answer for (answer,) in json.loads(out))
     assert [loss_again["text"], step_again["text"]] == [loss.strip(), step.strip()]
     assert "17 tokens" in refused["error"]
+    words = ("--file", tmp_path / "a.txt", "--json", *command[2:], "--num-samples", 3)
+    status, out, err = command_line(predict, moved, *words)
+    assert status == 2 and "a.txt, input 2: 17 tokens leave no room" in err
+    assert [len(answers) for answers in json.loads(out)] == [3, 1, 3]
     wrong = ("--temperature", -1, "--top-p", 0, "--top-k", -1, "--max-length", 1)
     status, _, err = command_line(predict, moved, "a", *wrong)
     assert status == 2 and len(err.splitlines()) == 4

@@ -813,7 +813,7 @@ class TestPredict:
         for arguments, said in (
             ((*named, "--csv", table), "new.csv already exists; remove it, or name a new one"),
             (("a", "--json", "--csv", "a.csv"), "--json and --csv: pass only one of them"),
-            ((*named, "--output", "b.csv"), "arguments: --output b.csv; did you mean --csv?"),
+            ((*named, "--output", "b.csv"), "arguments: --output; did you mean --csv?"),
         ):
             status, _, errors = command_line(predict, folder, *arguments)
             assert status == 2 and said in errors
@@ -1375,6 +1375,51 @@ class TestOwnArguments:
         folder, _ = runs["dna_melting"]
         with_type = command_line(predict, folder, "ACGT", "--sodum", "1")
         assert with_type[0] == 2 and with_type[2].endswith("did you mean --sodium?\n")
+
+    @pytest.mark.parametrize(
+        "words", [("--zzz", "hello"), ("hello", "--zzz", "3"), ("--zzz=3", "hello"), ("--zzz",)]
+    )
+    def test_an_unknown_one_is_named_alone(self, command_line, monkeypatch, tmp_path, words):
+        """What follows it may be an input; it is no input that begins with a dash."""
+        module = types.SimpleNamespace(predict=lambda run, inputs: [], __name__=__name__)
+        run = types.SimpleNamespace(module=module, metadata={}, options=None)
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        module.predict.__module__ = __name__
+        write(tmp_path / "results.json", b"{}")
+        status, _, errors = command_line(predict, tmp_path, *words)
+        (option,) = [word for word in words if word.startswith("--")]
+        assert status == 2 and errors.endswith(
+            f"unrecognized arguments: {option}; python -m recipes.predict RUN_DIR --help lists the "
+            "options of a run\n"
+        )
+
+    def test_typed_line_breaks_and_tabs_end_texts(self, command_line, monkeypatch, tmp_path):
+        def answers(run, inputs, *, stop: tuple[str, ...] = ()):
+            return [[{"x": repr(list(stop))}] for text in inputs]
+
+        module = types.SimpleNamespace(predict=answers, __name__=__name__)
+        run = types.SimpleNamespace(module=module, metadata={}, options=None)
+        monkeypatch.setattr(predict, "_load", lambda *_, **__: run)
+        write(tmp_path / "results.json", b"{}")
+        typed = (r"\n\nQ:", r"a\tb", "\n", r"\d", "###", r"\\n")
+        status, printed, errors = command_line(predict, tmp_path, "a", "--stop", *typed)
+        read = ["\n\nQ:", "a\tb", "\n", r"\d", "###", r"\n"]
+        assert (status, printed) == (0, f"a\n  {read}\n")
+        explained = r"\n is read as a line break, \t as a tab; \\n is a backslash and n"
+        assert errors.splitlines() == [
+            rf"--stop '\n\nQ:': {explained}",
+            rf"--stop 'a\tb': {explained}",
+        ]
+        # In Python a text is what it is.
+        options = predict.Options(run_dir=tmp_path, inputs=("a",))
+        assert predict.main(options, stop=[r"\n"]) == [[{"x": repr([r"\n"])}]]
+
+    @pytest.mark.parametrize(
+        "words", [("--zzz", "hello"), ("--tempreature", "0.8"), ("--stop", "a")]
+    )
+    def test_without_the_run_its_folder_is_named_and_no_input(self, command_line, tmp_path, words):
+        status, _, errors = command_line(predict, tmp_path / "x", *words)
+        assert status == 2 and "x: not a run directory (there is no such folder)" in errors
 
     def test_without_the_run_that_is_what_is_wrong(self, command_line, tmp_path):
         status, _, errors = command_line(predict, tmp_path / "x", "ACGT", "--sodium", "1")

@@ -72,6 +72,25 @@ def test_an_option_that_the_list_does_not_have():
     assert ended.stderr.splitlines()[-1].endswith("error: unrecognized arguments: --zzz")
 
 
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("bert_mlm", "--epochs", "3"), "recipes.bert_mlm --epochs 3"),
+        (("bert-mlm", "--help"), "recipes.bert_mlm --help"),
+        (("recipes/mnist.py", "--dataset", "a b"), "recipes.mnist --dataset 'a b'"),
+        (("recipes.causal_llm",), "recipes.causal_lm"),
+        (("launch.doctor",), "launch.doctor"),
+        (("zzz",), None),
+    ],
+)
+def test_a_name_after_the_package_is_answered_by_the_command(words, command):
+    ended = call("-m", "recipes", *words)
+    hint = f"a program is started by its module: python -m {command}"
+    expected = hint if command else "no such program; python -m recipes lists them"
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.splitlines()[-1] == f"python -m recipes: error: {words[0]}: {expected}"
+
+
 @pytest.mark.long  # the only one here that imports TensorFlow in a process of its own
 def test_a_recipe_by_its_path(tmp_path):
     """Trains two steps, from another folder."""

@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import functools
 import json
+import re
 
 import keras
 import keras_nlp
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from data import batches, pairs, prompts, summaries
+from data import batches, pairs, prompts, summaries, tables
 from data.errors import DataError
 from models import decoders, encoder_decoders, samplers
 from recipes import evaluate, export, predict, seq2seq
@@ -84,6 +86,63 @@ def test_a_run_is_evaluated_and_answers(run, tmp_path):
     # Other prompts have other draws, also where all tokens are about as likely.
     drawn = seq2seq.predict(trained, asked, temperature=1e3, top_k=0)
     assert len({answer[0]["text"] for answer in drawn}) == len(asked)
+
+
+@pytest.mark.long
+def test_several_answers_are_drawn_and_their_table_continues(
+    run, tmp_path, command_line, monkeypatch
+):
+    options, _ = run
+    asked = ["the sum of one and two is 21", "the sum of two and one is 12", "one"]
+    path, table = tmp_path / "asked.txt", tmp_path / "answers.csv"
+    path.write_text("\n".join(asked))
+    words = (options.run_dir, "--file", path, "--temperature", 2.0, "--seed", 1)
+    status, out, err = command_line(predict, *words, "--json")
+    alone = json.loads(out)
+    status, out, err = command_line(predict, *words, "--num-samples", 3, "--json")
+    assert (status, err) == (0, "")
+    drawn = json.loads(out)
+    assert [answers[:1] for answers in drawn] == alone
+    assert all(len({answer["text"] for answer in answers}) == 3 for answers in drawn)
+    # A column per sample; a table that is not complete is continued.
+    parts = []
+    stock = seq2seq.predict
+    monkeypatch.setattr(predict, "AT_ONCE", 7)
+
+    @functools.wraps(stock)  # its options
+    def seen(run, inputs, **more):
+        parts.append(inputs)
+        return stock(run, inputs, **more)
+
+    monkeypatch.setattr(seq2seq, "predict", seen)
+    words = (*words, "--num-samples", 3, "--csv", table)
+    assert command_line(predict, *words)[0] == 0
+    assert parts == [asked[:2], asked[2:]]  # two inputs make six answers
+    header, rows = tables.read_rows(table)
+    assert header == ["input", "text", "text_2", "text_3"]
+    expected = [[each["text"].strip() for each in answers] for answers in drawn]
+    assert [[cell.strip() for cell in row[1:]] for row in rows] == expected
+    whole = table.read_bytes()
+    tables.write_csv(table, [header, *rows[:1]])
+    status, out, err = command_line(predict, *words)
+    assert (status, err) == (0, "") and "has 1 of 3 rows, the others follow" in out
+    assert table.read_bytes() == whole
+    tables.write_csv(table, [header, *rows[:1]])
+    status, _, err = command_line(predict, *words, "--num-samples", 2)
+    assert status == 2 and "has other answers to row 1 than this run with these options" in err
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (dict(), "--temperature 0.0 takes the most likely token; pass a higher one, such as 0.8"),
+        (dict(num_beams=4), "--num-beams 4: finds a single answer; leave it out to draw --num-sam"),
+    ],
+)
+def test_several_answers_without_draws_are_refused(run, settings, expected):
+    options, _ = run
+    with pytest.raises(OptionsError, match=re.escape(expected)):
+        seq2seq.predict(load_run(options.run_dir), ["one"], num_samples=2, **settings)
 
 
 @pytest.mark.long

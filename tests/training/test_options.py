@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 import json
 import math
 import re
@@ -29,6 +30,7 @@ from training.options import (
     all_problems,
     check,
     command,
+    flag,
     from_json,
     interpreter,
     metadata,
@@ -168,10 +170,12 @@ class TestParse:
         kinds = [recipe.Options for recipe in recipes]
         pages = " ".join(make_parser(kind, "prog", "").format_help() for kind in kinds)
         known = set(re.findall(r"(?<!\S)--[a-z][\w-]*", pages))
+        known |= {flag(name) for name in inspect.signature(causal_lm.predict).parameters}
         assert {text.partition(" ")[0] for text in NAMES_ELSEWHERE.values() if text} <= known
         # Of one recipe, and of those that others do not have.
         assert set(NAMES_ELSEWHERE) & known == {
-            *("--init-from", "--label-smoothing", "--num-beams", "--text-column")
+            *("--init-from", "--label-smoothing", "--num-beams", "--text-column"),
+            *("--max-length", "--stop"),  # of recipes.predict
         }
         with pytest.raises(SystemExit):
             parsed(causal_lm.Options, "--init-from runs/causal_lm/first")
@@ -202,6 +206,7 @@ class TestParse:
             (causal_lm, "--assistant-only-loss", ""),
             (causal_lm, "--lora_r 8", "; did you mean --lora-rank?"),
             (seq2seq, "--num_beams 4", "; did you mean --num-beams?"),
+            (seq2seq, "--num_return_sequences 4", ""),  # of recipes.predict
             (seq2seq, "--max_target_length 9", "; did you mean --response-length?"),
             (seq2seq, "--text_column a", "; did you mean --prompt-column?"),
             (seq2seq, "--summary_column a", "; did you mean --response-column?"),

@@ -467,6 +467,15 @@ class TestCheckpoints:
         assert notes == ([said] if missed else [])
 
     @pytest.mark.long
+    @pytest.mark.parametrize("window, missed", [("8:10", False), ("2:9", True)])
+    def test_a_profile_before_a_resumed_run_is_noted(self, tmp_path, window, missed, monkeypatch):
+        monkeypatch.setattr(run_module.Profile, "on_train_batch_begin", lambda *_, **__: None)
+        start(tmp_path / "run", epochs=1)
+        notes = start(tmp_path / "run", epochs=2, resume="extend", profile=window)["notes"]
+        said = f"--profile {window}: nothing is profiled, the run resumes at step 9"
+        assert notes == ([said] if missed else [])
+
+    @pytest.mark.long
     def test_early_stopping_ends_on_the_best_average(self, tmp_path):
         """With `use_ema` the best epoch's average is tested and saved, not its last weights."""
 

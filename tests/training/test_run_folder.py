@@ -197,6 +197,25 @@ class TestOtherRuns:
             hint = f"on other data, pass --preset {trained}/model and another --run-dir"
             assert (hint in str(caught.value)) == is_finished
 
+    @pytest.mark.parametrize("value", [3, None, False])
+    def test_options_that_the_recipe_does_not_have_are_refused(self, trained, opened, value):
+        """As of another version, or of a recipe that was changed: it would train without them."""
+        path = trained / "options.json"
+        content = json.loads(path.read_text())
+        content["options"]["own_option"] = value
+        path.write_text(json.dumps(content))
+        for changes in ({}, {"resume": "extend", "epochs": 5}):
+            with pytest.raises(
+                RunError, match="version that began this run has other opt"
+            ) as caught:
+                opened(**changes)
+            line = f"--own-option: was {value}, does not exist here"
+            assert str(caught.value).splitlines()[1:] == [line]
+        with pytest.raises(RunError) as caught:
+            opened(dropout=0.5)
+        assert str(caught.value).splitlines()[1:] == ["--dropout: was 0.2, is now 0.5", line]
+        assert json.loads(path.read_text()) == content
+
     def test_the_length_may_change_with_extend(self, trained, opened):
         with pytest.raises(RunError, match="--resume extend trains it for more --epochs"):
             opened(epochs=5)
@@ -345,6 +364,26 @@ class TestExtending:
         assert again.results["steps"] == 27
         again.close()
         assert opened(resume="extend", epochs=4).results is None  # a longer one
+
+    @pytest.mark.parametrize("resume", ["auto", "extend"])
+    def test_a_finished_extension_that_ended_early_is_finished(self, finished, opened, resume):
+        """Like a run that --early-stopping ended; only --resume extend with more epochs trains."""
+        folder = opened(resume="extend", epochs=3)
+        folder.keep_facts(self.LONGER)
+        folder.close()
+        save_checkpoint(finished, 22, finished=True)
+        files.remove(finished / "model")
+        save_results(finished, 22)
+        again = opened(resume=resume, epochs=3)
+        assert again.results["steps"] == 22
+        again.close()
+        longer = opened(resume="extend", epochs=4)
+        assert longer.results is None
+        longer.keep_facts(self.LONGER | {"total_steps": 36, "epochs": 4})
+        assert longer.checkpoint.step == 22 and not longer.checkpoint.state["finished"]
+        longer.close()
+        again = opened(resume=resume, epochs=4)  # that one was stopped at once
+        assert again.results is None
 
     @pytest.mark.parametrize("resume", ["auto", "extend"])
     def test_without_a_checkpoint_nothing_is_lost(self, finished, opened, resume):

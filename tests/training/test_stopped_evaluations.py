@@ -1,5 +1,6 @@
 """A run that is stopped during an evaluation repeats it exactly, and what cannot is refused."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -178,3 +179,16 @@ def test_an_extended_run_ends_on_the_best_weights_of_the_epoch_that_was_cut(tmp_
     results = tiny_recipe.main(extended, arguments=rising_rate)
     assert results["steps"] == 27 and results["weights_of_step"] == 20
     assert results["test"]["loss"] < 1
+
+
+@pytest.mark.long
+def test_an_extension_that_ended_early_is_found_finished_by_its_command(tmp_path, monkeypatch):
+    options = dict(keep_best="val_loss", early_stopping=1, run_dir=tmp_path)
+    tiny_recipe.main(tiny_recipe.Options(epochs=2, **options), arguments=rising_rate)
+    extended = tiny_recipe.Options(epochs=9, resume="extend", **options)
+    results = tiny_recipe.main(extended, arguments=rising_rate)
+    assert 18 < results["steps"] < 81
+    monkeypatch.setattr(keras.Model, "fit", lambda *_, **__: pytest.fail("it trains"))
+    for resume in ("extend", "auto"):
+        again = dataclasses.replace(extended, resume=resume)
+        assert tiny_recipe.main(again, arguments=rising_rate)["steps"] == results["steps"]
