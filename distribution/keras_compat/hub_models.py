@@ -99,6 +99,36 @@ def split_words(tokenizer) -> None:
     tokenizer.splits_words = True
 
 
+def words_of(tokenizer, text: str) -> list[str] | None:
+    """Returns the words in which a byte-pair tokenizer merges pairs; None where it has none.
+
+    Lacks: KerasHub's tokenizers have no public name for their rules.
+
+    Args:
+        tokenizer: of KerasNLP, after `split_words()`.
+        text: to split.
+    """
+    if not getattr(tokenizer, "splits_words", False):
+        return None
+    merges = tokenizer._tokenizer
+    return words_by(merges.normalizer, merges.pre_tokenizer, text)
+
+
+def words_by(normalizer, pre_tokenizer, text: str) -> list[str]:
+    """Returns the words in which two rules of `tokenizers` split a text.
+
+    Args:
+        normalizer: of `tokenizers.normalizers`, or None.
+        pre_tokenizer: of `tokenizers.pre_tokenizers`, or None.
+        text: to split.
+    """
+    if normalizer is not None:
+        text = normalizer.normalize_str(text)
+    if pre_tokenizer is None:
+        return [text]
+    return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
+
+
 # What T5, SmolLM 3 and RoFormer-v2 call the layers that other families call query and value.
 # GPT-NeoX has one layer for queries, keys and values; peft adapts it as a whole, too.
 QUERIES_AND_VALUES = (
