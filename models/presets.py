@@ -22,7 +22,12 @@ from huggingface_hub import constants
 
 from data import files, word_pieces
 from data.errors import DataError, first_line, is_out_of_memory
-from distribution.keras_compat.hub_models import convert_llama, convert_without, split_words
+from distribution.keras_compat.hub_models import (
+    convert_bart,
+    convert_llama,
+    convert_without,
+    split_words,
+)
 from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"
@@ -476,7 +481,7 @@ def load(kind, preset: str, **changes):
             elif tokenizer is not None:
                 changes["tokenizer"] = tokenizer
         new = convert_without("pooler") if transformers_format.lacks_pooler(preset) else None
-        with new or contextlib.nullcontext(), convert_llama():
+        with new or contextlib.nullcontext(), convert_bart(), convert_llama():
             loaded = loaded or kind.from_preset(preset, **changes)
         if issubclass(kind, (keras_nlp.models.Backbone, keras_nlp.models.Task)):
             if "backbone" not in changes:  # that one was loaded here, too

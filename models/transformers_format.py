@@ -72,7 +72,7 @@ TYPES = {
 WITHOUT_DROPOUT = ("bert", "xlm-roberta")  # KerasHub sets 0.1
 WITH_POOLER = ("bert", "albert")  # in KerasHub's backbone
 
-# Settings of causal language models that KerasHub does not read, with what it computes; the first
+# Settings of generating models that KerasHub does not read, with what it computes; the first
 # value is that of a file without the setting.
 GATED = {"hidden_act": ("silu",), "rope_type": ("default",)}
 SETTINGS: dict[str, dict[str, tuple]] = {
@@ -89,6 +89,16 @@ SETTINGS: dict[str, dict[str, tuple]] = {
         "scale_attn_weights": (True,),
         "reorder_and_upcast_attn": (False,),
         "layer_norm_epsilon": (1e-5,),
+        "tie_word_embeddings": (True,),
+    },
+    "bart": {
+        "activation_function": ("gelu",),
+        "scale_embedding": (False,),
+        "normalize_before": (False,),
+        "normalize_embedding": (True,),
+        "add_final_layer_norm": (False,),
+        "add_bias_logits": (False,),
+        "static_position_embeddings": (False,),
         "tie_word_embeddings": (True,),
     },
     "gemma": {"rms_norm_eps": (1e-6,), "rope_theta": (10_000,)},
@@ -494,6 +504,8 @@ def require_same_operations(preset: str) -> None:
             )
     if kind == "gemma2":
         _require_gemma_scale(preset, content)
+    if kind == "bart":
+        _require_bart(preset, content)
     if kind == "llama":
         stored = _read_json(preset, "tokenizer.json")
         is_bytes = "ByteLevel" in json.dumps([stored.get("pre_tokenizer"), stored.get("decoder")])
@@ -514,6 +526,26 @@ def require_same_operations(preset: str) -> None:
         raise DataError(
             f"preset {preset}: position_embedding_type is {positions}, and KerasHub's encoders "
             "have absolute"
+        )
+
+
+def _require_bart(preset: str, content: dict) -> None:
+    """Rejects a BART with another decoder than encoder, or with a bias of its logits."""
+    for name in ("layers", "attention_heads", "ffn_dim"):
+        encoder, decoder = (content.get(f"{part}_{name}") for part in ("encoder", "decoder"))
+        if encoder != decoder:
+            raise DataError(
+                f"preset {preset}: encoder_{name} is {encoder} and decoder_{name} {decoder}, and "
+                "KerasHub's bart has as many of both"
+            )
+    stored = _files_by_tensor(preset)
+    if (
+        "final_logits_bias" in stored
+        and _tensor(stored["final_logits_bias"], "final_logits_bias").any()
+    ):
+        raise DataError(
+            f"preset {preset}: final_logits_bias is not zero, and KerasHub's bart has none; choose "
+            "another BART"
         )
 
 

@@ -51,6 +51,24 @@ def convert_llama() -> contextlib.AbstractContextManager:
     return replaced(convert_llama3, "convert_backbone_config", make)
 
 
+def convert_bart() -> contextlib.AbstractContextManager:
+    """Makes KerasHub read the number of layers of a BART in the format of `transformers`.
+
+    Breaks: its converter reads `num_hidden_layers`, which `transformers` 5 no longer writes (no
+    thread known). Does: passes on `encoder_layers`, which both have.
+    """
+    from keras_hub.src.utils.transformers import convert_bart
+
+    def make(stock):
+        def convert_backbone_config(config):
+            layers = config.get("encoder_layers", config.get("num_hidden_layers"))
+            return stock(config if layers is None else config | {"num_hidden_layers": layers})
+
+        return convert_backbone_config
+
+    return replaced(convert_bart, "convert_backbone_config", make)
+
+
 # Tokenizers of KerasHub whose families split a text into words as GPT-2, Llama 3 or Qwen 2 do.
 LIKE_GPT2 = ("GPT2", "Roberta", "Bart", "OPT", "GPTNeoX")
 LIKE_LLAMA3 = ("Llama3", "SmolLM3")

@@ -16,6 +16,7 @@ from huggingface_hub import errors as hub_errors
 from tokenizers import pre_tokenizers
 
 from data.errors import DataError
+from distribution.keras_compat import hub_models
 from exports import huggingface
 from models import decoders, presets, transformers_format
 from recipes import bert_mlm, evaluate, text_classification
@@ -211,6 +212,12 @@ LLAMA_ROPE |= dict(rope_type="llama3", original_max_position_embeddings=8192)
         ("gemma", "rope_theta", 500.0, "rope_theta is 500.0, and KerasHub's gemma has 10000"),
         ("gemma", "rope_theta", 10000.0, None),
         ("gemma2", "rope_parameters", {"rope_theta": 500.0}, "rope_theta is 500.0, and KerasHub's"),
+        ("bart", "activation_function", "relu", "activation_function is relu, and KerasHub's bart"),
+        ("bart", "scale_embedding", True, "scale_embedding is True, and KerasHub's bart has False"),
+        ("bart", "normalize_before", True, "normalize_before is True, and KerasHub's bart has Fal"),
+        ("bart", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's bart"),
+        ("bart", "decoder_layers", 3, "encoder_layers is None and decoder_layers 3, and KerasHub"),
+        ("bart", "tie_word_embeddings", True, None),
         ("bert", "is_decoder", True, "is_decoder is True, and KerasHub's bert has False"),
         ("bert", "add_cross_attention", True, "add_cross_attention is True, and KerasHub's bert"),
         ("smollm3", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's"),
@@ -233,6 +240,26 @@ def test_the_scale_of_a_gemma_2(scalar, is_refused, tmp_path):
     message = "query_pre_attn_scalar is 16, and KerasHub's gemma2 has 8 or 4"
     with pytest.raises(DataError, match=message) if is_refused else contextlib.nullcontext():
         transformers_format.require_same_operations(str(tmp_path))
+
+
+@pytest.mark.parametrize(("bias", "is_refused"), [(0.0, False), (0.5, True)])
+def test_the_bias_of_a_bart(bias, is_refused, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart"}))
+    tensors = {"final_logits_bias": np.full((1, 3), bias, "float32")}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    refused = pytest.raises(DataError, match="final_logits_bias is not zero, and KerasHub's bart")
+    with refused if is_refused else contextlib.nullcontext():
+        transformers_format.require_same_operations(str(tmp_path))
+
+
+def test_the_layers_of_a_bart():
+    """Which `transformers` 5 writes under another name than KerasHub reads."""
+    from keras_hub.src.utils.transformers import convert_bart
+
+    names = ("vocab_size", "encoder_attention_heads", "d_model", "encoder_ffn_dim", "dropout")
+    config = dict.fromkeys((*names, "max_position_embeddings"), 8) | {"encoder_layers": 3}
+    with hub_models.convert_bart():
+        assert convert_bart.convert_backbone_config(config)["num_layers"] == 3
 
 
 def test_a_llama_with_pieces_of_sentencepiece(tmp_path):
@@ -857,3 +884,30 @@ def test_heads_are_those_of_transformers(family, task, tmp_path):
     expected = np.array(model(inputs))
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() < 1e-3 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.export
+def test_a_bart_is_that_of_transformers(tmp_path):
+    import torch
+    import transformers
+
+    sizes = {"vocab_size": 30, "d_model": 8, "max_position_embeddings": 32}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    torch.manual_seed(0)
+    config = transformers.BartConfig(**sizes)
+    there = transformers.BartForConditionalGeneration(config).eval()
+    for parameter in there.parameters():
+        parameter.data.normal_(std=0.5)
+    there.save_pretrained(tmp_path)
+    assert "num_hidden_layers" not in json.loads((tmp_path / "config.json").read_text())
+    model = presets.load_task(keras_nlp.models.Seq2SeqLM, str(tmp_path))
+    random = np.random.default_rng(0)
+    prompts, responses = (random.integers(4, 30, (3, n)).astype(np.int32) for n in (8, 6))
+    inputs = {"encoder_token_ids": prompts, "encoder_padding_mask": np.ones_like(prompts)}
+    inputs |= {"decoder_token_ids": responses, "decoder_padding_mask": np.ones_like(responses)}
+    with torch.no_grad():
+        ids = torch.tensor(prompts).long()
+        expected = there(ids, decoder_input_ids=torch.tensor(responses).long()).logits.numpy()
+    found = np.array(model(inputs))
+    assert np.abs(found - expected).max() < 1e-4 * max(1, np.abs(expected).max())
