@@ -22,7 +22,12 @@ from huggingface_hub import constants
 
 from data import files, word_pieces
 from data.errors import DataError, first_line, is_out_of_memory
-from distribution.keras_compat.hub_models import convert_llama, convert_without, split_words
+from distribution.keras_compat.hub_models import (
+    convert_bart,
+    convert_llama,
+    convert_without,
+    split_words,
+)
 from models import init_from, transformers_format
 
 TINY = "bert_tiny_en_uncased"
@@ -467,16 +472,17 @@ def load(kind, preset: str, **changes):
     problem = files.damage(Path(preset)) if os.path.isdir(preset) else None
     if problem:
         raise DataError(f"preset {preset}: damaged ({problem})")
+    loaded = None
     try:
         if issubclass(kind, (keras_nlp.models.Tokenizer, keras_nlp.models.Preprocessor)):
-            tokenizer = transformers_format.word_piece_tokenizer(preset)
-            if tokenizer is not None and issubclass(kind, keras_nlp.models.Tokenizer):
-                return tokenizer
-            if tokenizer is not None:
+            tokenizer = transformers_format.tokenizer_of(preset)
+            if issubclass(kind, keras_nlp.models.Tokenizer):
+                loaded = tokenizer
+            elif tokenizer is not None:
                 changes["tokenizer"] = tokenizer
         new = convert_without("pooler") if transformers_format.lacks_pooler(preset) else None
-        with new or contextlib.nullcontext(), convert_llama():
-            loaded = kind.from_preset(preset, **changes)
+        with new or contextlib.nullcontext(), convert_bart(), convert_llama():
+            loaded = loaded or kind.from_preset(preset, **changes)
         if issubclass(kind, (keras_nlp.models.Backbone, keras_nlp.models.Task)):
             if "backbone" not in changes:  # that one was loaded here, too
                 transformers_format.add_segments(getattr(loaded, "backbone", loaded), preset)
@@ -484,6 +490,7 @@ def load(kind, preset: str, **changes):
             owner = getattr(loaded, "preprocessor", loaded)
             tokenizer = getattr(owner, "tokenizer", owner)
             split_words(tokenizer)
+            transformers_format.require_same_words(preset, tokenizer)
             _strip_accents(tokenizer, preset)
         return loaded
     except DataError:
@@ -572,6 +579,16 @@ def _no_task(kind, preset: str, family: str) -> str:
         + (f"; for instance --preset {example}" if example else "")
         + ("; recipes.seq2seq trains its Seq2SeqLM" if is_encoder_decoder else "")
     )
+
+
+def added_tokens_note(preset: str | None, tokenizer) -> str | None:
+    """Returns a line for the log if a preset's tokenizer splits tokens that were added; else None.
+
+    Args:
+        preset: a name, a handle, or a folder; None for a new model.
+        tokenizer: loaded from it.
+    """
+    return preset and transformers_format.added_tokens_note(preset, tokenizer)
 
 
 def require_mask_token(tokenizer, preset: str, option: str) -> None:

@@ -2,8 +2,8 @@
 
 KerasHub's `from_preset()` converts the backbone and the tokenizer. It leaves out the heads for
 masked words and for classes, BERT's dropout and RoBERTa's segments, keeps accents that an uncased
-BERT removes, and does not read word pieces from `tokenizer.json`, the only file of a tokenizer that
-`transformers` 5 saves.
+BERT removes, leaves out added tokens, and does not read the word pieces and byte pairs of
+`tokenizer.json`, the only file of a tokenizer that `transformers` 5 saves.
 """
 
 import functools
@@ -17,10 +17,12 @@ import keras
 import keras_nlp
 import numpy as np
 import safetensors
+import tokenizers
 from huggingface_hub import errors
 
 from data import files
 from data.errors import DataError, first_line
+from distribution.keras_compat import hub_models
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # of weights in several files
@@ -28,6 +30,35 @@ WORD_PIECE = {
     "bert": keras_nlp.models.BertTokenizer,
     "distilbert": keras_nlp.models.DistilBertTokenizer,
 }
+BYTE_PAIRS = {
+    "roberta": keras_nlp.models.RobertaTokenizer,
+    "bart": keras_nlp.models.BartTokenizer,
+    "gpt2": keras_nlp.models.GPT2Tokenizer,
+}
+VOCABULARY_AND_MERGES = ("vocab.json", "merges.txt")  # their files, unless in tokenizer.json
+# The file with which KerasHub makes the tokenizers that are SentencePiece's.
+SENTENCE_PIECES = {
+    "albert": "spiece.model",
+    "xlm-roberta": "sentencepiece.bpe.model",
+    **dict.fromkeys(("gemma", "gemma2", "mixtral", "t5gemma"), "tokenizer.model"),
+}
+# Spaces, contractions, numbers and characters that rules for words treat differently.
+PROBE = "It's  WE'LL don't 12345 3.14\n\n\tno_word d\u00e9j\u00e0 e\u0301 \u4e16\u754c \r\n x=y;  "
+COMPOSED_PROBE = PROBE.replace(" e\u0301", "")  # our exports compose characters, BERT does not
+# A tokenizer.json without word pieces, whose rules for words can be replaced.
+NO_PIECES = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": {"[UNK]": 0},
+    },
+}
+# Tokens of Llama 3 that mean nothing.
+RESERVED = "<|reserved_special_token_"
 # Classes of tokenizers that split text as BERT's does; others split it by other rules.
 LIKE_BERT = re.compile(r"((Distil)?BertTokenizer|PreTrainedTokenizer|TokenizersBackend)(Fast)?")
 # Settings of config.json that are read here.
@@ -41,7 +72,7 @@ TYPES = {
 WITHOUT_DROPOUT = ("bert", "xlm-roberta")  # KerasHub sets 0.1
 WITH_POOLER = ("bert", "albert")  # in KerasHub's backbone
 
-# Settings of causal language models that KerasHub does not read, with what it computes; the first
+# Settings of generating models that KerasHub does not read, with what it computes; the first
 # value is that of a file without the setting.
 GATED = {"hidden_act": ("silu",), "rope_type": ("default",)}
 SETTINGS: dict[str, dict[str, tuple]] = {
@@ -58,6 +89,16 @@ SETTINGS: dict[str, dict[str, tuple]] = {
         "scale_attn_weights": (True,),
         "reorder_and_upcast_attn": (False,),
         "layer_norm_epsilon": (1e-5,),
+        "tie_word_embeddings": (True,),
+    },
+    "bart": {
+        "activation_function": ("gelu",),
+        "scale_embedding": (False,),
+        "normalize_before": (False,),
+        "normalize_embedding": (True,),
+        "add_final_layer_norm": (False,),
+        "add_bias_logits": (False,),
+        "static_position_embeddings": (False,),
         "tie_word_embeddings": (True,),
     },
     "gemma": {"rms_norm_eps": (1e-6,), "rope_theta": (10_000,)},
@@ -183,23 +224,50 @@ def _read_json(preset: str, name: str) -> dict:
     return {} if path is None else files.json_object(path)
 
 
-def word_piece_tokenizer(preset: str):
-    """Makes the tokenizer of a BERT or DistilBERT in this format; None for all other presets.
+def tokenizer_of(preset: str):
+    """Makes the tokenizer of a model in this format, for types of which KerasHub reads less.
+
+    Returns:
+        A tokenizer of KerasNLP, for types with word pieces or byte pairs; None for the others.
 
     Raises:
-        DataError: it has no vocabulary, or its tokenizer is not like BERT's.
+        DataError: it has no vocabulary, or its tokenizer is not like that of KerasHub.
     """
-    kind = WORD_PIECE.get(config_of(preset).get("model_type", ""))
-    if kind is None:
-        return None
+    model_type = config_of(preset).get("model_type", "")
     settings = _read_json(preset, "tokenizer_config.json")
-    name = str(settings.get("tokenizer_class") or "BertTokenizer")
-    if "XLMRoberta" in name:  # SentencePiece
-        return None
+    if model_type in WORD_PIECE:
+        name = str(settings.get("tokenizer_class") or "BertTokenizer")
+        if "XLMRoberta" not in name:
+            return word_piece_tokenizer(preset, WORD_PIECE[model_type], name, settings)
+        model_type = "xlm-roberta"
+    if model_type in BYTE_PAIRS:
+        return byte_pair_tokenizer(preset, BYTE_PAIRS[model_type], settings)
+    file = SENTENCE_PIECES.get(model_type)
+    if file is not None and file_of(preset, file) is None:
+        stored = file_of(preset, "tokenizer.json")
+        has = "has no tokenizer" if stored is None else "has only the tokenizer's tokenizer.json"
+        raise DataError(
+            f"preset {preset}: {has}, and KerasHub needs {file}; copy it from the original model"
+        )
+    return None
+
+
+def word_piece_tokenizer(preset: str, kind, name: str, settings: dict):
+    """Makes the tokenizer of a BERT or DistilBERT.
+
+    Args:
+        preset: a folder or a handle.
+        kind: of KerasNLP's tokenizers.
+        name: of the class in `transformers`.
+        settings: its `tokenizer_config.json`.
+
+    Raises:
+        DataError: it has no vocabulary, or splits texts in another way.
+    """
     if not LIKE_BERT.fullmatch(name):
         raise DataError(f"preset {preset}: its tokenizer is a {name}, which KerasHub does not have")
-    file, stored = file_of(preset, "vocab.txt"), _read_json(preset, "tokenizer.json")
-    vocabulary = str(file) if file is not None else _vocabulary_in(stored)
+    stored = _read_json(preset, "tokenizer.json")
+    vocabulary = _vocabulary_in(preset, stored)
     if vocabulary is None:
         raise DataError(
             f"preset {preset}: has no tokenizer: neither vocab.txt nor a tokenizer.json with word "
@@ -208,23 +276,203 @@ def word_piece_tokenizer(preset: str):
     rules = stored.get("normalizer") or {}
     lowercase = settings.get("do_lower_case", rules.get("lowercase", True))
     strip_accents = settings.get("strip_accents", rules.get("strip_accents"))
-    return kind(
+    tokenizer = kind(
         vocabulary=vocabulary,
         lowercase=lowercase,
         strip_accents=lowercase if strip_accents is None else strip_accents,
-        split_on_cjk=settings.get("tokenize_chinese_chars", True),
+        split_on_cjk=settings.get(
+            "tokenize_chinese_chars", rules.get("handle_chinese_chars", True)
+        ),
+    )
+    if "pre_tokenizer" in stored:
+        normalizer = tokenizers.normalizers.BertNormalizer(
+            lowercase=tokenizer.lowercase,
+            strip_accents=tokenizer.strip_accents,
+            handle_chinese_chars=tokenizer.split_on_cjk,
+        )
+        if rules.get("type") == "BertNormalizer":  # the settings above have precedence
+            stored = stored | {"normalizer": json.loads(normalizer.__getstate__())}
+        expected = hub_models.words_by(
+            normalizer, tokenizers.pre_tokenizers.BertPreTokenizer(), COMPOSED_PROBE
+        )
+        _require_words(preset, stored, COMPOSED_PROBE, expected, kind.__name__)
+    return tokenizer
+
+
+def _vocabulary_in(preset: str, stored: dict) -> list[str] | None:
+    """Returns BERT's word pieces in the order of their numbers, added ones last; None without any.
+
+    Args:
+        preset: a folder or a handle.
+        stored: its `tokenizer.json`.
+    """
+    file, model = file_of(preset, "vocab.txt"), stored.get("model")
+    if file is not None:
+        with file.open(encoding="utf-8") as lines:
+            pieces = [line.rstrip() for line in lines]
+    elif not isinstance(model, dict) or model.get("type") != "WordPiece":
+        return None
+    else:
+        numbers = model["vocab"]
+        pieces = sorted(numbers, key=numbers.__getitem__)
+        is_whole = [numbers[piece] for piece in pieces] == list(range(len(pieces)))
+        if not is_whole:
+            return None
+    added = {
+        number: token for token, number in added_tokens(preset).items() if number >= len(pieces)
+    }
+    pieces += [added[number] for number in sorted(added)]
+    return pieces if not added or len(pieces) == max(added) + 1 else None
+
+
+def byte_pair_tokenizer(preset: str, kind, settings: dict):
+    """Makes the tokenizer of a RoBERTa, BART or GPT-2, with the tokens that were added to it.
+
+    Args:
+        preset: a folder or a handle.
+        kind: of KerasNLP's tokenizers.
+        settings: its `tokenizer_config.json`.
+
+    Raises:
+        DataError: it has no vocabulary, or does not merge byte pairs as KerasHub does.
+    """
+    stored = _read_json(preset, "tokenizer.json")
+    file_of_pieces, file_of_merges = (file_of(preset, name) for name in VOCABULARY_AND_MERGES)
+    if file_of_pieces is not None and file_of_merges is not None:
+        vocabulary = files.json_object(file_of_pieces)
+        with file_of_merges.open(encoding="utf-8") as lines:
+            merges = [line.rstrip() for line in lines]
+        merges = [pair for pair in merges if pair and not pair.startswith("#version")]
+    elif stored:
+        model = stored.get("model")
+        vocabulary, merges = _pairs_of(preset, model if isinstance(model, dict) else {}, kind)
+    else:
+        raise DataError(
+            f"preset {preset}: has no tokenizer: neither vocab.json and merges.txt nor "
+            "tokenizer.json; download the model again"
+        )
+    added = {
+        token: number for token, number in added_tokens(preset).items() if token not in vocabulary
+    }
+    rules = stored.get("pre_tokenizer") or {}
+    prefix = settings.get("add_prefix_space", rules.get("add_prefix_space"))
+    tokenizer = kind(vocabulary=vocabulary | added, merges=merges, add_prefix_space=bool(prefix))
+    if added:  # a text is split there, as at the special tokens
+        whole = [*tokenizer.special_tokens, *added]
+        tokenizer.unsplittable_tokens = list(dict.fromkeys(whole))
+        tokenizer.set_vocabulary_and_merges(tokenizer.vocabulary, merges)
+    return tokenizer
+
+
+def _pairs_of(preset: str, model: dict, kind) -> tuple[dict[str, int], list[str]]:
+    """Returns the vocabulary and the merges of the model in a `tokenizer.json`.
+
+    Raises:
+        DataError: it merges other pairs than a tokenizer of KerasHub, or is damaged.
+    """
+    if model.get("type") != "BPE":
+        raise DataError(
+            f"preset {preset}: its tokenizer.json is of type {model.get('type')}, and KerasHub's "
+            f"{kind.__name__} merges byte pairs; choose a model with the tokenizer of its family"
+        )
+    other = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    for name in other:
+        if model.get(name):
+            raise DataError(
+                f"preset {preset}: {name} is {model[name]!r} in its tokenizer.json, and KerasHub's "
+                f"{kind.__name__} has none; choose a model with the tokenizer of its family"
+            )
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if not (isinstance(vocabulary, dict) and isinstance(merges, list)):
+        raise DataError(
+            f"preset {preset}: tokenizer.json is damaged (vocab or merges); download the model "
+            "again"
+        )
+    return vocabulary, [pair if isinstance(pair, str) else " ".join(pair) for pair in merges]
+
+
+def added_tokens(preset: str) -> dict[str, int]:
+    """Returns the numbers of the tokens that were added to a tokenizer of this format."""
+    listed = _read_json(preset, "tokenizer.json").get("added_tokens") or []
+    if not listed:
+        return {
+            token: number
+            for token, number in _read_json(preset, "added_tokens.json").items()
+            if isinstance(number, int)
+        }
+    try:
+        return {str(token["content"]): int(token["id"]) for token in listed}
+    except (TypeError, KeyError, ValueError) as error:
+        raise DataError(
+            f"preset {preset}: tokenizer.json is damaged (added_tokens); download the model again"
+        ) from error
+
+
+def added_tokens_note(preset: str, tokenizer) -> str | None:
+    """Returns a line for the log if a tokenizer splits added tokens; else None.
+
+    Args:
+        preset: a folder or a handle.
+        tokenizer: of KerasNLP, loaded from it.
+    """
+    if not config_of(preset):
+        return None
+    model = _read_json(preset, "tokenizer.json").get("model")
+    pieces = model.get("vocab") if isinstance(model, dict) else None
+    of_model = {piece if isinstance(piece, str) else piece[0] for piece in pieces or ()}
+    known = of_model.union(tokenizer.special_tokens)
+    lost = [
+        token
+        for token, number in added_tokens(preset).items()
+        if token not in known and not token.startswith(RESERVED)
+        if [int(each) for each in tokenizer(token)] != [number]
+    ]
+    if not lost:
+        return None
+    shown = ", ".join(lost[:5]) + ", ..." * (len(lost) > 5)
+    return (
+        f"tokens added to {preset} are split as any text, since KerasHub's "
+        f"{type(tokenizer).__name__} does not have them: {shown}"
     )
 
 
-def _vocabulary_in(stored: dict) -> list[str] | None:
-    """Returns the word pieces of a `tokenizer.json`, in the order of their numbers, or None."""
-    if stored.get("model", {}).get("type") != "WordPiece":
-        return None
-    numbers = stored["model"]["vocab"] | {
-        token["content"]: token["id"] for token in stored.get("added_tokens", [])
-    }
-    pieces = sorted(numbers, key=numbers.get)
-    return pieces if [numbers[piece] for piece in pieces] == list(range(len(pieces))) else None
+def require_same_words(preset: str, tokenizer) -> None:
+    """Rejects a `tokenizer.json` that splits a text into other words than KerasHub's tokenizer.
+
+    Args:
+        preset: a folder or a handle.
+        tokenizer: of KerasNLP, loaded from it; one that does not merge byte pairs is not compared.
+
+    Raises:
+        DataError: with the kinds of its normalizer and pre-tokenizer.
+    """
+    stored = _read_json(preset, "tokenizer.json") if config_of(preset) else {}
+    words = hub_models.words_of(tokenizer, PROBE)
+    if words is not None and "pre_tokenizer" in stored:
+        _require_words(preset, stored, PROBE, words, type(tokenizer).__name__)
+
+
+def _require_words(preset: str, stored: dict, probe: str, expected: list[str], kind: str) -> None:
+    parts = {name: stored.get(name) for name in ("normalizer", "pre_tokenizer")}
+    try:
+        made = tokenizers.Tokenizer.from_str(json.dumps(NO_PIECES | parts))
+    except Exception as error:  # tokenizers raises nothing more special
+        raise DataError(
+            f"preset {preset}: tokenizer.json is damaged ({first_line(error)}); download the model "
+            "again"
+        ) from error
+    if hub_models.words_by(made.normalizer, made.pre_tokenizer, probe) != expected:
+        named = " and ".join(f"{name} {_kinds(part)}" for name, part in parts.items())
+        raise DataError(
+            f"preset {preset}: its tokenizer.json ({named}) splits texts into other words than "
+            f"KerasHub's {kind}; choose a model with the tokenizer of its family"
+        )
+
+
+def _kinds(part) -> str:
+    """Returns the types of a part of a `tokenizer.json` and of its own parts."""
+    found = re.findall(r'"type": "(\w+)"', json.dumps(part))
+    return ", ".join(kind for kind in found if kind != "Sequence") or "none"
 
 
 def dropout_of(preset: str) -> float | None:
@@ -256,6 +504,8 @@ def require_same_operations(preset: str) -> None:
             )
     if kind == "gemma2":
         _require_gemma_scale(preset, content)
+    if kind == "bart":
+        _require_bart(preset, content)
     if kind == "llama":
         stored = _read_json(preset, "tokenizer.json")
         is_bytes = "ByteLevel" in json.dumps([stored.get("pre_tokenizer"), stored.get("decoder")])
@@ -276,6 +526,26 @@ def require_same_operations(preset: str) -> None:
         raise DataError(
             f"preset {preset}: position_embedding_type is {positions}, and KerasHub's encoders "
             "have absolute"
+        )
+
+
+def _require_bart(preset: str, content: dict) -> None:
+    """Rejects a BART with another decoder than encoder, or with a bias of its logits."""
+    for name in ("layers", "attention_heads", "ffn_dim"):
+        encoder, decoder = (content.get(f"{part}_{name}") for part in ("encoder", "decoder"))
+        if encoder != decoder:
+            raise DataError(
+                f"preset {preset}: encoder_{name} is {encoder} and decoder_{name} {decoder}, and "
+                "KerasHub's bart has as many of both"
+            )
+    stored = _files_by_tensor(preset)
+    if (
+        "final_logits_bias" in stored
+        and _tensor(stored["final_logits_bias"], "final_logits_bias").any()
+    ):
+        raise DataError(
+            f"preset {preset}: final_logits_bias is not zero, and KerasHub's bart has none; choose "
+            "another BART"
         )
 
 

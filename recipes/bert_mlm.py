@@ -172,6 +172,7 @@ def main(options: Options) -> dict:
             presets.require_task(keras_nlp.models.MaskedLM, preset)
         tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
         run.note(*bert.vocabulary_notes(options, preset, text, run.cache_dir))
+        run.note(presets.added_tokens_note(preset, tokenizer))
         if preset is not None:
             presets.require_mask_token(tokenizer, preset, "masked language modelling")
             if run.trained is None:

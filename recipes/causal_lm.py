@@ -230,6 +230,7 @@ def main(options: Options) -> dict:
         run.note(data.note, vocabulary_note(options, preset, data), other_kind_note(run, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
+        run.note(presets.added_tokens_note(preset, tokenizer))
         template = None  # of text
         if run.trained is not None:
             template = run.metadata["template"]

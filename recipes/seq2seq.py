@@ -180,6 +180,7 @@ def main(options: Options) -> dict:
         preset = None if asked == "scratch" else asked
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
+        run.note(presets.added_tokens_note(preset, tokenizer))
         splits = limited(options, pairs.of_texts(data))
         encoded = pairs.encode_once(splits, preprocessor, run.cache_dir, options.prefix or "")
         for split, title in (("train", "training"), ("test", "test")):

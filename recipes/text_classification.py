@@ -274,6 +274,7 @@ def main(options: Options) -> dict:
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         run.note(*bert.vocabulary_notes(options, preset, data.as_text(), run.cache_dir))
+        run.note(presets.added_tokens_note(preset, tokenizer))
         if run.trained is None and options.init_from is None and preset is not None:
             data = in_order_of_head(data, preset)
         data = limited(options, data)

@@ -51,6 +51,24 @@ def convert_llama() -> contextlib.AbstractContextManager:
     return replaced(convert_llama3, "convert_backbone_config", make)
 
 
+def convert_bart() -> contextlib.AbstractContextManager:
+    """Makes KerasHub read the number of layers of a BART in the format of `transformers`.
+
+    Breaks: its converter reads `num_hidden_layers`, which `transformers` 5 no longer writes (no
+    thread known). Does: passes on `encoder_layers`, which both have.
+    """
+    from keras_hub.src.utils.transformers import convert_bart
+
+    def make(stock):
+        def convert_backbone_config(config):
+            layers = config.get("encoder_layers", config.get("num_hidden_layers"))
+            return stock(config if layers is None else config | {"num_hidden_layers": layers})
+
+        return convert_backbone_config
+
+    return replaced(convert_bart, "convert_backbone_config", make)
+
+
 # Tokenizers of KerasHub whose families split a text into words as GPT-2, Llama 3 or Qwen 2 do.
 LIKE_GPT2 = ("GPT2", "Roberta", "Bart", "OPT", "GPTNeoX")
 LIKE_LLAMA3 = ("Llama3", "SmolLM3")
@@ -97,6 +115,36 @@ def split_words(tokenizer) -> None:
     if family in (*LIKE_QWEN2, "GPTNeoX"):
         merges.normalizer = tokenizers.normalizers.NFC()
     tokenizer.splits_words = True
+
+
+def words_of(tokenizer, text: str) -> list[str] | None:
+    """Returns the words in which a byte-pair tokenizer merges pairs; None where it has none.
+
+    Lacks: KerasHub's tokenizers have no public name for their rules.
+
+    Args:
+        tokenizer: of KerasNLP, after `split_words()`.
+        text: to split.
+    """
+    if not getattr(tokenizer, "splits_words", False):
+        return None
+    merges = tokenizer._tokenizer
+    return words_by(merges.normalizer, merges.pre_tokenizer, text)
+
+
+def words_by(normalizer, pre_tokenizer, text: str) -> list[str]:
+    """Returns the words in which two rules of `tokenizers` split a text.
+
+    Args:
+        normalizer: of `tokenizers.normalizers`, or None.
+        pre_tokenizer: of `tokenizers.pre_tokenizers`, or None.
+        text: to split.
+    """
+    if normalizer is not None:
+        text = normalizer.normalize_str(text)
+    if pre_tokenizer is None:
+        return [text]
+    return [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
 
 
 # What T5, SmolLM 3 and RoFormer-v2 call the layers that other families call query and value.

@@ -13,8 +13,10 @@ import pytest
 import safetensors.numpy
 from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
+from tokenizers import pre_tokenizers
 
 from data.errors import DataError
+from distribution.keras_compat import hub_models
 from exports import huggingface
 from models import decoders, presets, transformers_format
 from recipes import bert_mlm, evaluate, text_classification
@@ -26,6 +28,8 @@ MASKED_LM = keras_nlp.models.MaskedLM
 CLASSIFIER = keras_nlp.models.TextClassifier
 CLASSES = ["bad", "good"]
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "nee", "née", "Nee", "Née"]
+BERT_RULES = dict(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=True)
+DIGITS = {"type": "Digits", "individual_digits": True}
 
 
 def write_bert(folder, task, classes=CLASSES):
@@ -208,6 +212,12 @@ LLAMA_ROPE |= dict(rope_type="llama3", original_max_position_embeddings=8192)
         ("gemma", "rope_theta", 500.0, "rope_theta is 500.0, and KerasHub's gemma has 10000"),
         ("gemma", "rope_theta", 10000.0, None),
         ("gemma2", "rope_parameters", {"rope_theta": 500.0}, "rope_theta is 500.0, and KerasHub's"),
+        ("bart", "activation_function", "relu", "activation_function is relu, and KerasHub's bart"),
+        ("bart", "scale_embedding", True, "scale_embedding is True, and KerasHub's bart has False"),
+        ("bart", "normalize_before", True, "normalize_before is True, and KerasHub's bart has Fal"),
+        ("bart", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's bart"),
+        ("bart", "decoder_layers", 3, "encoder_layers is None and decoder_layers 3, and KerasHub"),
+        ("bart", "tie_word_embeddings", True, None),
         ("bert", "is_decoder", True, "is_decoder is True, and KerasHub's bert has False"),
         ("bert", "add_cross_attention", True, "add_cross_attention is True, and KerasHub's bert"),
         ("smollm3", "tie_word_embeddings", False, "tie_word_embeddings is False, and KerasHub's"),
@@ -230,6 +240,26 @@ def test_the_scale_of_a_gemma_2(scalar, is_refused, tmp_path):
     message = "query_pre_attn_scalar is 16, and KerasHub's gemma2 has 8 or 4"
     with pytest.raises(DataError, match=message) if is_refused else contextlib.nullcontext():
         transformers_format.require_same_operations(str(tmp_path))
+
+
+@pytest.mark.parametrize(("bias", "is_refused"), [(0.0, False), (0.5, True)])
+def test_the_bias_of_a_bart(bias, is_refused, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart"}))
+    tensors = {"final_logits_bias": np.full((1, 3), bias, "float32")}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    refused = pytest.raises(DataError, match="final_logits_bias is not zero, and KerasHub's bart")
+    with refused if is_refused else contextlib.nullcontext():
+        transformers_format.require_same_operations(str(tmp_path))
+
+
+def test_the_layers_of_a_bart():
+    """Which `transformers` 5 writes under another name than KerasHub reads."""
+    from keras_hub.src.utils.transformers import convert_bart
+
+    names = ("vocab_size", "encoder_attention_heads", "d_model", "encoder_ffn_dim", "dropout")
+    config = dict.fromkeys((*names, "max_position_embeddings"), 8) | {"encoder_layers": 3}
+    with hub_models.convert_bart():
+        assert convert_bart.convert_backbone_config(config)["num_layers"] == 3
 
 
 def test_a_llama_with_pieces_of_sentencepiece(tmp_path):
@@ -409,6 +439,10 @@ class TestWordPieces:
         ("changes", "message"),
         [
             ({"model": {"type": "BPE"}}, "has no tokenizer: neither vocab.txt nor a"),
+            (
+                {"model": {"type": "WordPiece", "vocab": {"[PAD]": 0, "[UNK]": 2}}},
+                "has no tokenizer: neither vocab.txt nor a",
+            ),
             ({"added_tokens": [{"content": "x", "id": 99}]}, "has no tokenizer: neither vocab.txt"),
         ],
     )
@@ -422,6 +456,197 @@ class TestWordPieces:
         change(folder / "tokenizer_config.json", tokenizer_class="BertJapaneseTokenizer")
         with pytest.raises(DataError, match="its tokenizer is a BertJapaneseTokenizer, which Ker"):
             presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+    def words_of_bert(self, folder, **parts):
+        (folder / "config.json").write_text('{"model_type": "bert"}')
+        vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+        model = {"type": "WordPiece", "vocab": vocabulary}
+        content = {"model": model, "normalizer": {"type": "BertNormalizer"} | BERT_RULES} | parts
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        return presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+    def test_words_of_bert(self, tmp_path):
+        tokenizer = self.words_of_bert(tmp_path, pre_tokenizer={"type": "BertPreTokenizer"})
+        assert [PIECES[number] for number in tokenizer("Née nee")] == ["nee", "nee"]
+
+    @pytest.mark.parametrize(
+        ("parts", "named"),
+        [
+            ({"pre_tokenizer": {"type": "WhitespaceSplit"}}, "pre_tokenizer WhitespaceSplit"),
+            ({"pre_tokenizer": None}, "pre_tokenizer none"),
+            (
+                {"pre_tokenizer": {"type": "BertPreTokenizer"}, "normalizer": {"type": "NFC"}},
+                "normalizer NFC and pre_tokenizer BertPreTokenizer",
+            ),
+        ],
+    )
+    def test_other_words_are_refused(self, parts, named, tmp_path):
+        message = re.escape(named) + r"\) splits texts into other words than KerasHub's BertToken"
+        with pytest.raises(DataError, match=message):
+            self.words_of_bert(tmp_path, **parts)
+
+    def test_damaged_rules(self, tmp_path):
+        with pytest.raises(DataError, match="tokenizer.json is damaged"):
+            self.words_of_bert(tmp_path, pre_tokenizer={"type": "Unheard-of"})
+
+    @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json"])
+    def test_added_tokens(self, name, tmp_path):
+        """A word is found as any other; one with punctuation is split."""
+        added = [{"content": "melting", "id": 9}, {"content": "<ent>", "id": 10}]
+        if name == "vocab.txt":
+            (tmp_path / name).write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+        tokenizer = self.words_of_bert(tmp_path, added_tokens=added)
+        assert list(map(int, tokenizer("nee melting"))) == [5, 9]
+        assert tokenizer.vocabulary_size() == 11
+        note = presets.added_tokens_note(str(tmp_path), tokenizer)
+        assert note.endswith("KerasHub's BertTokenizer does not have them: <ent>")
+        assert presets.added_tokens_note(None, tokenizer) is None
+
+
+# A vocabulary of all bytes, as GPT-2 writes them.
+BYTES = [*("<s>", "<pad>", "</s>", "<unk>"), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("\u0120", "he"), ("1", "2")]
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+
+
+class TestBytePairs:
+    """As `transformers` 5 saves RoBERTa, BART and GPT-2: `tokenizer.json` alone."""
+
+    def write(self, folder, model_type="roberta", added=(), **changes):
+        pieces = [*BYTES, *map("".join, MERGES), "<mask>", "<|endoftext|>"]
+        vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        model = {"type": "BPE", "vocab": vocabulary, "merges": MERGES} | changes.pop("model", {})
+        numbers = {token: len(pieces) + number for number, token in enumerate(added)}
+        tokens = [{"content": token, "id": number} for token, number in numbers.items()]
+        content = {"model": model, "added_tokens": tokens, "normalizer": None}
+        content |= {"pre_tokenizer": BYTE_LEVEL} | changes
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        return vocabulary | numbers
+
+    def read(self, folder):
+        return presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+    @pytest.mark.parametrize("merges", [MERGES, list(map(" ".join, MERGES))])
+    @pytest.mark.parametrize(
+        ("model_type", "kind"), [("roberta", "Roberta"), ("bart", "Bart"), ("gpt2", "GPT2")]
+    )
+    def test_tokenizer_json_alone(self, model_type, kind, merges, tmp_path):
+        ids = self.write(tmp_path, model_type, model={"merges": merges})
+        tokenizer = self.read(tmp_path)
+        assert type(tokenizer).__name__ == f"{kind}Tokenizer"
+        expected = [ids[piece] for piece in ("hell", "\u0120he", "12", "\u0120", "\u0120", "3")]
+        assert list(map(int, tokenizer("hell he12  3"))) == expected
+        assert presets.added_tokens_note(str(tmp_path), tokenizer) is None
+
+    def test_space_before_the_first_word(self, tmp_path):
+        ids = self.write(tmp_path, pre_tokenizer=BYTE_LEVEL | {"add_prefix_space": True})
+        assert list(map(int, self.read(tmp_path)("he"))) == [ids["\u0120he"]]
+
+    @pytest.mark.parametrize("file", ["tokenizer.json", "vocab.json"])
+    def test_added_tokens_are_kept_whole(self, file, tmp_path):
+        ids = self.write(tmp_path, added=["<ent>", "newword"])
+        if file == "vocab.json":
+            vocabulary = {piece: ids[piece] for piece in ids if piece not in ("<ent>", "newword")}
+            (tmp_path / file).write_text(json.dumps(vocabulary))
+            lines = ["#version: 0.2", *map(" ".join, MERGES)]
+            (tmp_path / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+            (tmp_path / "tokenizer.json").unlink()
+            added = {token: ids[token] for token in ("<ent>", "newword")}
+            (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+        tokenizer = self.read(tmp_path)
+        expected = [ids[piece] for piece in ("he", "<ent>", "he", "newword", "<mask>")]
+        assert list(map(int, tokenizer("he<ent>henewword<mask>"))) == expected
+        assert presets.added_tokens_note(str(tmp_path), tokenizer) is None
+        saved = type(tokenizer).from_config(tokenizer.get_config())
+        tokenizer.save_assets(str(tmp_path))
+        saved.load_assets(str(tmp_path))
+        assert list(map(int, saved("he<ent>henewword<mask>"))) == expected
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (
+                dict(model={"type": "Unigram"}),
+                "its tokenizer.json is of type Unigram, and KerasHub",
+            ),
+            (dict(model={"end_of_word_suffix": "</w>"}), "end_of_word_suffix is '</w>' in its tok"),
+            (dict(model={"vocab": None}), "tokenizer.json is damaged (vocab or merges)"),
+            (dict(added_tokens=[{}]), "tokenizer.json is damaged (added_tokens)"),
+            (
+                dict(normalizer={"type": "Lowercase"}),
+                "its tokenizer.json (normalizer Lowercase and",
+            ),
+            (
+                dict(pre_tokenizer={"type": "Sequence", "pretokenizers": [DIGITS, BYTE_LEVEL]}),
+                "its tokenizer.json (normalizer none and pre_tokenizer Digits, ByteLevel) splits",
+            ),
+        ],
+    )
+    def test_other_tokenizers_are_refused(self, changes, message, tmp_path):
+        self.write(tmp_path, **changes)
+        with pytest.raises(DataError, match=re.escape(f"preset {tmp_path}: {message}")):
+            self.read(tmp_path)
+
+    def test_no_tokenizer(self, tmp_path):
+        self.write(tmp_path)
+        (tmp_path / "tokenizer.json").unlink()
+        with pytest.raises(DataError, match="has no tokenizer: neither vocab.json and merges.txt"):
+            self.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "file"),
+    [
+        ("albert", "spiece.model"),
+        ("xlm-roberta", "sentencepiece.bpe.model"),
+        ("gemma2", "tokenizer.model"),
+    ],
+)
+def test_pieces_of_sentencepiece_need_their_file(model_type, file, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for has in ("has no tokenizer", "has only the tokenizer's tokenizer.json"):
+        with pytest.raises(DataError, match=f"{has}, and KerasHub needs {file}; copy it from"):
+            presets.load(keras_nlp.models.Tokenizer, str(tmp_path))
+        (tmp_path / "tokenizer.json").write_text('{"model": {"type": "Unigram"}}')
+
+
+def test_a_llama_with_other_words_is_refused(tmp_path):
+    """As SmolLM 2's, of type llama, which splits words as GPT-2 does."""
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
+    TestBytePairs().write(tmp_path, "llama", model={"merges": list(map(" ".join, MERGES))})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match="pre_tokenizer ByteLevel.* than KerasHub's Llama3Tokeniz"):
+        presets.load(keras_nlp.models.Tokenizer, str(tmp_path))
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("family", ["Roberta", "Bart", "GPT2", "Qwen2", "Bert"])
+def test_tokens_are_those_of_transformers(family, tmp_path):
+    """With `tokenizer.json` alone, and with added tokens."""
+    import transformers
+
+    kind = getattr(transformers, f"{family}Tokenizer")
+    pieces = [*BYTES, *map("".join, MERGES), "<mask>", "<|endoftext|>"]
+    if family == "Bert":
+        pieces = [*PIECES, "don", "'", "t", "1", "##2"]
+        there = kind(vocab={piece: number for number, piece in enumerate(pieces)})
+    else:
+        there = kind({piece: number for number, piece in enumerate(pieces)}, MERGES)
+        there.add_tokens(["newword", "<ent>"])
+    there.save_pretrained(tmp_path)
+    assert not (tmp_path / "vocab.json").exists() and not (tmp_path / "vocab.txt").exists()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family.lower()}))
+    tokenizer = presets.load(keras_nlp.models.Tokenizer, str(tmp_path))
+    text = "Née hell  he 12 don't\n\n he<ent> newword, hell   1234"
+    if family == "Bert":
+        text = "Née nee 12 don't 1234"
+    assert list(map(int, tokenizer(text))) == there(text, add_special_tokens=False).input_ids
 
 
 @pytest.mark.long
@@ -659,3 +884,30 @@ def test_heads_are_those_of_transformers(family, task, tmp_path):
     expected = np.array(model(inputs))
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() < 1e-3 * max(1, np.abs(expected).max())
+
+
+@pytest.mark.export
+def test_a_bart_is_that_of_transformers(tmp_path):
+    import torch
+    import transformers
+
+    sizes = {"vocab_size": 30, "d_model": 8, "max_position_embeddings": 32}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    torch.manual_seed(0)
+    config = transformers.BartConfig(**sizes)
+    there = transformers.BartForConditionalGeneration(config).eval()
+    for parameter in there.parameters():
+        parameter.data.normal_(std=0.5)
+    there.save_pretrained(tmp_path)
+    assert "num_hidden_layers" not in json.loads((tmp_path / "config.json").read_text())
+    model = presets.load_task(keras_nlp.models.Seq2SeqLM, str(tmp_path))
+    random = np.random.default_rng(0)
+    prompts, responses = (random.integers(4, 30, (3, n)).astype(np.int32) for n in (8, 6))
+    inputs = {"encoder_token_ids": prompts, "encoder_padding_mask": np.ones_like(prompts)}
+    inputs |= {"decoder_token_ids": responses, "decoder_padding_mask": np.ones_like(responses)}
+    with torch.no_grad():
+        ids = torch.tensor(prompts).long()
+        expected = there(ids, decoder_input_ids=torch.tensor(responses).long()).logits.numpy()
+    found = np.array(model(inputs))
+    assert np.abs(found - expected).max() < 1e-4 * max(1, np.abs(expected).max())
