@@ -7,7 +7,7 @@ import numpy as np
 import scipy.sparse
 import scipy.stats
 
-from data import sentences
+from data import sentences, tfidf
 from data.live_line import Waiting
 from data.word_pieces import special_ids
 
@@ -87,7 +87,7 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     Returns:
         On the test split: `mean_mae` and `mean_rmse`, of always predicting the training split's
         mean; `ridge_mae`, `ridge_rmse`, `ridge_pearson` and `ridge_spearman`, of ridge regression
-        on the features of `sentences.baselines()`, and for pairs on the cosine of the two
+        on the features of `tfidf.baselines()`, and for pairs on the cosine of the two
         sentences' features too. Of `ALPHAS` it takes the one with the smallest squared error on
         the validation split. Omitted if no training sentence has a word of two or more letters.
     """
@@ -97,9 +97,9 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     test_scores = splits["test"][1]
     mean = measure(test_scores, np.full_like(test_scores, scores.mean()))
     results = {f"mean_{name}": mean[name] for name in ("mae", "rmse")}
-    every = math.ceil(len(texts) / sentences.MOST_SENTENCES)
+    every = math.ceil(len(texts) / tfidf.MOST_SENTENCES)
     try:
-        features, transform = sentences.tfidf(texts[::every])
+        features, transform = tfidf.ngram_features(texts[::every])
     except ValueError:  # no word of two or more letters
         return results
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import scipy.sparse
 
-from data import sentences
+from data import tfidf
 from data.live_line import Waiting
 from data.word_pieces import special_ids
 
@@ -42,7 +42,7 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     Returns:
         On the test split, `measure()` of always predicting the labels that more than half of the
         training examples have, as `most_frequent_...`; and, as `tfidf_...`, of a logistic
-        regression for each label on the features of `sentences.baselines()`. The latter are omitted
+        regression for each label on the features of `tfidf.baselines()`. The latter are omitted
         where that function omits them.
     """
     from sklearn.linear_model import LogisticRegression
@@ -52,12 +52,12 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     frequent = labels.mean(axis=0) > 0.5
     predicted = np.tile(frequent, (len(truth), 1))
     found = {f"most_frequent_{name}": n for name, n in measure(truth, predicted).items()}
-    if sentences.too_many_classes(labels.shape[1]):
+    if tfidf.too_many_classes(labels.shape[1]):
         return found
-    every = math.ceil(len(texts) / sentences.MOST_SENTENCES)
+    every = math.ceil(len(texts) / tfidf.MOST_SENTENCES)
     texts, labels = texts[::every], labels[::every]
     try:
-        features, transform = sentences.tfidf(texts, sentences.MOST_WEIGHTS // labels.shape[1])
+        features, transform = tfidf.ngram_features(texts, tfidf.MOST_WEIGHTS // labels.shape[1])
     except ValueError:  # no word of two or more letters
         return found
     others = transform(test_texts)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import scipy.special
 
-from data import label_fields, scores, sentences, several_labels
+from data import label_fields, scores, sentences, several_labels, tfidf
 from models.losses import smoothed_cross_entropy, weighted_binary_cross_entropy
 from models.metrics import ExactMatch, MacroF1, MicroF1, Pearson, of_classes
 
@@ -29,7 +29,7 @@ class Classes:
 
     def baselines(self) -> dict[str, float]:
         """Returns what simpler models reach on the test split."""
-        return sentences.baselines(self.data.splits, self.names)
+        return tfidf.baselines(self.data.splits, self.names)
 
     def evidence(self, inputs: dict[str, np.ndarray], tokenizer) -> np.ndarray:
         """Returns what word pieces say about the labels of the training split."""

@@ -31,7 +31,7 @@ from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
-from data import arrays, scores, sentences, word_pieces
+from data import arrays, scores, sentences, tfidf, word_pieces
 from data.errors import DataError, has_inputs, listed, read_each
 from data.glue import PAIR
 from data.sequences import cut_note
@@ -610,12 +610,12 @@ def unused_head_note(init_from: Path, preset: str, data: sentences.Sentences) ->
 
 def baseline_note(data: sentences.Sentences, baseline: dict[str, float]) -> str | None:
     """Returns a note if there is no TF-IDF baseline, or if it learns from a part of the data."""
-    if sentences.too_many_classes(len(data.classes) or 1):
+    if tfidf.too_many_classes(len(data.classes) or 1):
         return f"no TF-IDF baseline: {len(data.classes):,} classes"
     if not {"tfidf_accuracy", "tfidf_micro_f1", "ridge_mae"} & set(baseline):
         return "no TF-IDF baseline: one class, or no word of two or more letters"
-    if len(data.splits["train"][0]) > sentences.MOST_SENTENCES:
-        return f"the TF-IDF baseline learns from at most {sentences.MOST_SENTENCES:,} sentences"
+    if len(data.splits["train"][0]) > tfidf.MOST_SENTENCES:
+        return f"the TF-IDF baseline learns from at most {tfidf.MOST_SENTENCES:,} sentences"
     return None
 
 

@@ -9,7 +9,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 
-from data import scores, sentences
+from data import scores, sentences, tfidf
 from data.errors import DataError
 from data.word_pieces import SPECIAL_TOKENS
 
@@ -218,7 +218,7 @@ def test_of_pairs_the_baseline_sees_what_both_have_in_common():
 def test_the_baseline_learns_from_a_bounded_number_of_sentences(monkeypatch):
     splits = {name: drawn(80, seed) for seed, name in enumerate(sentences.SPLITS)}
     whole = scores.baselines(splits)
-    monkeypatch.setattr(sentences, "MOST_SENTENCES", 40)
+    monkeypatch.setattr(tfidf, "MOST_SENTENCES", 40)
     part = scores.baselines(splits)
     texts, numbers = splits["train"]
     splits["train"] = texts[::2], numbers[::2]

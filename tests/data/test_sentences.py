@@ -6,14 +6,11 @@ import sys
 import keras_nlp
 import numpy as np
 import pytest
-import sklearn.feature_selection
 import tensorflow as tf
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
 
 from data import arrays, installed_docs, sentences, word_pieces
 from data.errors import DataError
-from data.sentences import SEPARATOR, baselines, load_sentences, repeated_in_test, repeated_note
+from data.sentences import SEPARATOR, load_sentences, repeated_in_test, repeated_note
 from tests.support import tiny_presets
 from tests.support.parquet_file import write_parquet
 
@@ -538,64 +535,6 @@ def test_docstrings_by_package(monkeypatch, tmp_path):
     assert "names removed" in chosen.note and pairs_of(chosen) == pairs_of(loaded)
 
 
-def test_baselines():
-    # Which word decides needs the pair: "not good" and "good" are told apart by 2-grams.
-    train = ["very good film", "not good film", "very bad film", "not bad film"] * 10
-    labels = np.array([1, 0, 0, 1] * 10, np.int32)
-    test = (["a not bad film", "a not good film", "a very good film"], np.array([1, 0, 1]))
-    found = baselines({"train": (train + ["x y"], np.append(labels, 0)), "test": test})
-    assert found == {
-        "most_frequent_accuracy": pytest.approx(1 / 3),
-        "tfidf_accuracy": 1.0,
-        "tfidf_macro_f1": 1.0,
-    }
-    swapped = {"train": (train, labels), "test": (test[0], 1 - test[1])}
-    assert baselines(swapped)["tfidf_accuracy"] == 0.0, "it has seen the test split"
-
-
-def test_the_tfidf_baseline_has_converged():
-    """Where a solver that stops early stops depends on the number of threads, and so did scores."""
-    draw = np.random.default_rng(0)
-
-    def drawn(count: int) -> tuple[list[str], np.ndarray]:
-        labels = draw.integers(0, 3, count)
-        words = np.minimum(299, draw.exponential(40, (count, 8)) + 3 * labels[:, None]).astype(int)
-        return [" ".join(f"w{word}" for word in row) for row in words], labels
-
-    (train, labels), (test, test_labels) = drawn(1000), drawn(3000)
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
-    best = LogisticRegression(C=10, solver="newton-cg", tol=1e-10)
-    best.fit(vectorizer.fit_transform(train), labels)
-    found = baselines({"train": (train, labels), "test": (test, test_labels)})
-    expected = best.score(vectorizer.transform(test), test_labels)
-    assert found["tfidf_accuracy"] == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_ngrams_of_the_tfidf_baseline_are_the_same_on_every_machine(monkeypatch):
-    """Of equally frequent ones the last are kept; an unstable sort has no rule."""
-    monkeypatch.setattr(sentences, "MOST_NGRAMS", 1)
-    train = (["first", "second", "third"] * 2, np.array([0, 1, 2] * 2, np.int32))
-    for word, label, found in (("third", 2, 1.0), ("first", 0, 1.0), ("second", 1, 0.0)):
-        scores = baselines({"train": train, "test": ([word], np.array([label]))})
-        assert scores["tfidf_accuracy"] == found, word
-
-
-def test_the_tfidf_baseline_learns_from_a_bounded_number_of_sentences(monkeypatch):
-    """Of eight sentences every third: the first, fourth and seventh, which are told apart."""
-    monkeypatch.setattr(sentences, "MOST_SENTENCES", 3)
-    train = ["good", "bad", "bad", "bad", "good", "good", "good", "bad"]
-    labels = np.array([1, 1, 1, 0, 0, 0, 1, 1], np.int32)
-    found = baselines({"train": (train, labels), "test": (["good", "bad"], np.array([1, 0]))})
-    assert found["tfidf_accuracy"] == 1.0
-    assert found["most_frequent_accuracy"] == 0.5  # of all eight
-
-
-def test_sentences_without_a_word_have_one_baseline():
-    """The most frequent class is that of training."""
-    splits = {"train": (["a"] * 3, np.array([0, 0, 1])), "test": (["a"] * 3, np.array([1, 1, 0]))}
-    assert baselines(splits) == {"most_frequent_accuracy": pytest.approx(1 / 3)}
-
-
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fine", "##st", "film", "."]
 
 
@@ -684,25 +623,6 @@ def test_hidden_words_change_from_epoch_to_epoch_and_not_from_run_to_run(inputs)
     first, second, third = (next(batches(inputs, 0.5, start))[0] for start in (0, 1, 0))
     ids = [np.sort(x["token_ids"], axis=0).tolist() for x in (first, second, third)]
     assert ids[0] == ids[2] != ids[1]
-
-
-def test_with_many_classes_the_tfidf_baseline_keeps_fewer_ngrams_or_is_left_out(monkeypatch):
-    texts = [f"word{n % 10} often word{n}" for n in range(100)]
-    labels = np.arange(100, dtype=np.int32) % 10
-    splits = {"train": (texts, labels), "test": (texts, labels)}
-    kept = []
-    stock = sklearn.feature_selection.SelectKBest
-    monkeypatch.setattr(
-        "sklearn.feature_selection.SelectKBest",
-        lambda score, k: kept.append(k) or stock(score, k=k),
-    )
-    assert baselines(splits)["tfidf_accuracy"] == 1.0
-    monkeypatch.setattr(sentences, "MOST_WEIGHTS", 200)
-    monkeypatch.setattr(sentences, "FEWEST_NGRAMS", 20)
-    assert baselines(splits)["tfidf_accuracy"] == 1.0
-    assert kept[0] > 100 and kept[1] == 20 and not sentences.too_many_classes(10)
-    monkeypatch.setattr(sentences, "FEWEST_NGRAMS", 21)
-    assert list(baselines(splits)) == ["most_frequent_accuracy"] and sentences.too_many_classes(10)
 
 
 def test_many_sentences_are_encoded_in_blocks(monkeypatch):

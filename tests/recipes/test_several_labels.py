@@ -10,7 +10,7 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from data import sentences, several_labels, tables
+from data import sentences, several_labels, tables, tfidf
 from data.errors import DataError
 from exports import huggingface
 from models import presets
@@ -375,7 +375,7 @@ def test_an_area_under_the_curve_of_one_class_is_noted(of_one_class):
     ]
     others = text_classification.Options(metrics=("f1",))
     assert text_classification.undefined_area(others, data) == []
-    found = sentences.baselines(data.splits, ["auc", "matthews"])
+    found = tfidf.baselines(data.splits, ["auc", "matthews"])
     assert "tfidf_auc" not in found and "tfidf_matthews" in found
 
 
