@@ -107,13 +107,14 @@ def test_tensorboard_shows_scores(finished):
 
 @pytest.mark.long
 def test_the_model_is_a_preset_that_answers_in_the_unit_without_this_package(finished, folder):
-    run_dir, _ = finished
+    run_dir, results = finished
     texts, _ = table(folder, "dev")
     model = keras_nlp.models.TextClassifier.from_preset(str(run_dir / "model"))
     found = np.ravel(model.predict(texts, verbose=0))
     np.testing.assert_allclose(found, answers_of(load_run(run_dir), texts), rtol=1e-5)
     metadata = json.loads((run_dir / "model" / "recipe.json").read_text())
-    assert metadata == {"scores": True, "pairs": False}
+    expected = {"scores": True, "pairs": False, "weights_sha256": results["weights_sha256"]}
+    assert metadata == expected
 
 
 @pytest.mark.long

@@ -241,7 +241,7 @@ def test_unknown_and_cut_tokens_are_noted(tmp_path, monkeypatch):
     options |= dict(sequence_length=64, run_dir=tmp_path / "longer")
     notes = text_classification.main(text_classification.Options(**options))["notes"]
     assert not [note for note in notes if "is cut" in note or "TF-IDF" in note]
-    monkeypatch.setattr(text_classification.sentences, "MOST_SENTENCES", 20)
+    monkeypatch.setattr(text_classification.tfidf, "MOST_SENTENCES", 20)
     options |= dict(sequence_length=12, run_dir=tmp_path / "fewer")
     notes = text_classification.main(text_classification.Options(**options))["notes"]
     assert "the TF-IDF baseline learns from at most 20 sentences" in notes
