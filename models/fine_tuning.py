@@ -29,12 +29,12 @@ def freeze(model: keras.Model, options) -> None:
     """Freezes the backbone (`--freeze-backbone`), or all of it but low-rank adapters.
 
     `--lora-rank` adds to each attention layer's query and value projections a product of two
-    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685). Weights outside the
-    backbone, such as a classifier's head, train in both cases.
+    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685), times `--lora-alpha` /
+    `--lora-rank`. Weights outside the backbone, such as a classifier's head, train in both cases.
 
     Args:
         model: a KerasNLP task, not yet compiled.
-        options: with `freeze_backbone` and `lora_rank`.
+        options: with `freeze_backbone`, `lora_rank` and `lora_alpha`.
 
     Raises:
         DataError: the backbone has no attention to adapt.
@@ -43,7 +43,7 @@ def freeze(model: keras.Model, options) -> None:
         model.backbone.trainable = False
     if options.lora_rank is None:
         return
-    hub_models.enable_lora(model.backbone, options.lora_rank)
+    hub_models.enable_lora(model.backbone, options.lora_rank, options.lora_alpha)
     adapters = False
     for weight in model.backbone.trainable_variables:
         # KerasNLP trains the biases of adapted layers, but does not save them with the adapters.

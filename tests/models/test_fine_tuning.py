@@ -19,6 +19,7 @@ PLAIN = dict(
     layer_decay=1.0,
     freeze_backbone=False,
     lora_rank=None,
+    lora_alpha=None,
     ema=None,
 )
 SIZES = dict(vocabulary_size=20, num_layers=2, hidden_dim=8, intermediate_dim=16, dropout=0.0)
@@ -309,9 +310,26 @@ class TestAdapters:
         momenta = {v.path for v in model.optimizer.variables}
         assert not any("token_embedding" in path for path in momenta)
 
+    @pytest.mark.parametrize(("alpha", "factor"), [(None, 1.0), (2.0, 1.0), (6.0, 3.0)])
+    def test_alpha_scales_the_adapters(self, alpha, factor):
+        model = task()
+        fine_tuning.freeze(model, options(lora_rank=2, lora_alpha=alpha))
+        trained = {v.path: v for v in model.backbone.trainable_variables}
+        (path, *_) = (path for path in trained if path.endswith("query/lora_kernel_b"))
+        layer = next(
+            layer
+            for layer in model.backbone._flatten_layers()
+            if getattr(layer, "lora_kernel_b", None) is trained[path]
+        )
+        before = np.array(layer.kernel)
+        layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
+        product = np.array(layer.lora_kernel_a).sum(axis=-1, keepdims=True)
+        added = np.array(layer.kernel) - before
+        np.testing.assert_allclose(added, factor * product * np.ones_like(added), atol=1e-5)
+
     @pytest.mark.long
     def test_a_checkpoint_holds_what_trains_and_puts_it_back(self, tmp_path):
-        given = options(lora_rank=2)
+        given = options(lora_rank=2, lora_alpha=8.0)
         model, _ = trained(given, steps=2)
         path = tmp_path / "model.weights.h5"
         model.save_weights(path)
@@ -339,7 +357,7 @@ class TestAdapters:
         with pytest.raises(DataError, match="--lora-rank 2: FNetBackbone has no attention"):
             fine_tuning.freeze(task("FNet"), options(lora_rank=2))
 
-        def enable_lora(backbone, rank):
+        def enable_lora(backbone, rank, alpha):
             backbone.trainable = False
 
         monkeypatch.setattr(fine_tuning.hub_models, "enable_lora", enable_lora)
