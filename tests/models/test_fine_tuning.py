@@ -98,6 +98,44 @@ class TestLayerDecay:
         assert {name: by_layer[name] for name in layers} == expected
         assert by_layer["token_embedding"] == 0.03125 and by_layer["pooled_dense"] == 1.0
 
+    @pytest.mark.parametrize(
+        ("family", "layers"),
+        [
+            ("Bart", "transformer_{}_layer_{}"),
+            ("T5", "transformer_{}_layer_{}"),
+            ("T5Gemma", "{}_layer_{}"),
+        ],
+    )
+    def test_encoder_and_decoder_have_the_same_factors(self, family, layers):
+        model = seq2seq_presets.make_task(family)
+        found = fine_tuning.layer_factors(model, 0.5)
+        by_layer = {
+            layer.name: {found[id(weight)] for weight in layer.weights}
+            for layer in model.backbone.layers
+            if layer.weights
+        }
+        for part in ("encoder", "decoder"):
+            assert by_layer[layers.format(part, 0)] == {0.25}
+            assert by_layer[layers.format(part, 1)] == {0.5}
+        embeddings = [factors for name, factors in by_layer.items() if "embedding" in name]
+        assert all(factors == {0.125} for factors in embeddings) and embeddings
+
+    @pytest.mark.parametrize("family", causal_presets.FAMILIES)
+    def test_layers_of_decoders(self, family):
+        model = causal_presets.make_task(family)
+        found = fine_tuning.layer_factors(model, 0.5)
+        layers = [layer for layer in model.backbone.layers if layer.weights]
+        numbered = [layer for layer in layers if layer.name[-2:] in ("_0", "_1")]
+        for layer, expected in zip(numbered, (0.25, 0.5), strict=True):
+            assert {found[id(weight)] for weight in layer.weights} == {expected}
+        for layer in layers[: layers.index(numbered[0])]:
+            head = getattr(layer, "reverse_embeddings", None)
+            assert all(found[id(w)] == 0.125 for w in layer.weights if w is not head)
+            assert head is None or found[id(head)] == 1.0
+        for layer in layers[layers.index(numbered[1]) + 1 :]:
+            assert {found[id(weight)] for weight in layer.weights} == {1.0}
+        assert {id(weight) for weight in model.trainable_weights} <= set(found)
+
     @pytest.mark.parametrize("tied", [False, True])
     def test_an_output_matrix_of_its_own_is_a_head(self, tied):
         """KerasHub keeps it in the layer of the embeddings."""
