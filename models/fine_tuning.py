@@ -29,12 +29,12 @@ def freeze(model: keras.Model, options) -> None:
     """Freezes the backbone (`--freeze-backbone`), or all of it but low-rank adapters.
 
     `--lora-rank` adds to each attention layer's query and value projections a product of two
-    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685). Weights outside the
-    backbone, such as a classifier's head, train in both cases.
+    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685), times `--lora-alpha` /
+    `--lora-rank`. Weights outside the backbone, such as a classifier's head, train in both cases.
 
     Args:
         model: a KerasNLP task, not yet compiled.
-        options: with `freeze_backbone` and `lora_rank`.
+        options: with `freeze_backbone`, `lora_rank` and `lora_alpha`.
 
     Raises:
         DataError: the backbone has no attention to adapt.
@@ -43,7 +43,7 @@ def freeze(model: keras.Model, options) -> None:
         model.backbone.trainable = False
     if options.lora_rank is None:
         return
-    hub_models.enable_lora(model.backbone, options.lora_rank)
+    hub_models.enable_lora(model.backbone, options.lora_rank, options.lora_alpha)
     adapters = False
     for weight in model.backbone.trainable_variables:
         # KerasNLP trains the biases of adapted layers, but does not save them with the adapters.
@@ -138,7 +138,8 @@ def layer_factors(model: keras.Model, decay: float) -> dict[int, float]:
     Weights outside the backbone and after its last layer (head, pooler), and an output matrix of
     its own that KerasHub keeps in the layer of the embeddings, have factor 1, the last
     layer `decay`, the layer below its square, and so on down to the embeddings
-    (Clark et al., ELECTRA, arXiv 2003.10555, section 3.2 and appendix B).
+    (Clark et al., ELECTRA, arXiv 2003.10555, section 3.2 and appendix B). The encoder and the
+    decoder of an encoder-decoder each count from their own last layer.
 
     Args:
         model: a KerasNLP task.
@@ -159,15 +160,21 @@ def layer_factors(model: keras.Model, decay: float) -> dict[int, float]:
             f"--layer-decay {decay}: {type(backbone).__name__} has no numbered layers; leave it out"
         )
     kind = kinds.most_common(1)[0][0]
-    numbers = sorted(_numbers(name) for name in names if _kind(name) == kind)
+    pair = {kind, kind.replace("encoder", "decoder"), kind.replace("decoder", "encoder")}
+    stacks = {
+        each: sorted(_numbers(name) for name in names if _kind(name) == each)
+        for each in pair.intersection(kinds)
+    }
+    longest = max(stacks.values(), key=len)
     factors: dict[int, float] = {}
-    seen = 0  # numbered layers so far, in the order of the computation
+    is_below = True  # all numbered layers, in the order of the computation
     for layer in backbone.layers:
-        if _kind(layer.name) == kind and layer.weights:
-            seen = numbers.index(_numbers(layer.name)) + 1
-            depth = seen
-        else:
-            depth = 0 if seen == 0 else len(numbers) + 1
+        numbers = stacks.get(_kind(layer.name), []) if layer.weights else []
+        if numbers:
+            depth, is_below = numbers.index(_numbers(layer.name)) + 1, False
+        else:  # T5Gemma's decoder has its embeddings behind the encoder's first layer
+            numbers = longest
+            depth = 0 if is_below or "embedding" in layer.name else len(numbers) + 1
         factors |= {id(weight): decay ** (len(numbers) + 1 - depth) for weight in layer.weights}
         head = getattr(layer, "reverse_embeddings", None)
         if head is not None:  # not tied to the embeddings

@@ -112,7 +112,7 @@ def save_model(
                 model.preprocessor = None
                 if any("lora_kernel" in weight.path for weight in model.trainable_variables):
                     # The preset holds the sum; these are the trained weights of the backbone.
-                    model.backbone.save_lora_weights(str(temporary / ADAPTER))
+                    hub_models.save_adapters(model.backbone, str(temporary / ADAPTER))
             else:
                 with hub_models.merge_adapters_in_full():
                     model.save(temporary / KERAS_FILE)

@@ -472,6 +472,13 @@ class FineTuningOptions(TextOptions):
         within="[1, 10000]",
         group="fine-tuning",
     )
+    lora_alpha: float | None = option(
+        None,
+        "Multiply the adapters by this number / --lora-rank; twice the rank is usual (default: the "
+        "rank, a factor of 1).",
+        within="(0, 1e6]",
+        group="fine-tuning",
+    )
     ema: float | None = option(
         None,
         "Evaluate and save an exponential moving average of the weights with this momentum; 0.999 "
@@ -485,6 +492,8 @@ class FineTuningOptions(TextOptions):
         problems = super().problems()
         if self.freeze_backbone and self.lora_rank is not None:
             problems.append("--freeze-backbone and --lora-rank: pass only one of them")
+        if self.lora_alpha is not None and self.lora_rank is None:
+            problems.append("--lora-alpha: scales adapters; pass --lora-rank, too")
         if self.evaluation is None and self.freeze_backbone and self.layer_decay != 1.0:
             problems.append("--freeze-backbone: the head alone is trained; leave out --layer-decay")
         if self.optimizer == "muon" and self.layer_decay != 1.0:

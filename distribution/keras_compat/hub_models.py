@@ -157,15 +157,17 @@ QUERIES_AND_VALUES = (
 )
 
 
-def enable_lora(backbone, rank: int) -> None:
+def enable_lora(backbone, rank: int, alpha: float | None = None) -> None:
     """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
 
     Breaks: Keras makes adapters in float32, and adds the norms of all gradients, which fails with
-    float64. Does: makes them in float64 beside weights of float64.
+    float64. KerasHub does not pass on the `lora_alpha` of Keras's layers. Does: makes adapters in
+    float64 beside weights of float64, and sets `lora_alpha`.
 
     Args:
         backbone: as `from_preset()` returns it.
         rank: of the adapters.
+        alpha: their product is multiplied by alpha / rank; None for a factor of 1.
     """
 
     def make(stock):
@@ -180,6 +182,35 @@ def enable_lora(backbone, rank: int) -> None:
         # By their names in KerasNLP; it knows those of some families only.
         names = [*backbone.default_lora_layer_names(), *QUERIES_AND_VALUES]
         backbone.enable_lora(rank, target_layer_names=names)
+    for layer in _adapted(backbone) if alpha is not None else ():
+        layer.lora_alpha = alpha
+
+
+def _adapted(backbone) -> list[keras.layers.Layer]:
+    """Returns the layers with adapters."""
+    layers = backbone._flatten_layers(include_self=False)
+    return [layer for layer in layers if getattr(layer, "lora_enabled", False)]
+
+
+def save_adapters(backbone, path: str) -> None:
+    """Saves the adapters of a backbone for `load_lora_weights()`.
+
+    Breaks: KerasHub's file holds no alpha, so that it is loaded with a factor of 1. Does: writes
+    the second matrices multiplied by alpha / rank.
+
+    Args:
+        backbone: with adapters; unchanged afterwards.
+        path: ends with `.lora.h5`.
+    """
+    scaled = [layer for layer in _adapted(backbone) if layer.lora_alpha != layer.lora_rank]
+    before = [keras.ops.convert_to_numpy(layer.lora_kernel_b) for layer in scaled]
+    for layer, value in zip(scaled, before, strict=True):
+        layer.lora_kernel_b.assign(value * (layer.lora_alpha / layer.lora_rank))
+    try:
+        backbone.save_lora_weights(path)
+    finally:
+        for layer, value in zip(scaled, before, strict=True):
+            layer.lora_kernel_b.assign(value)
 
 
 @contextlib.contextmanager

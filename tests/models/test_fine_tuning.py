@@ -19,6 +19,7 @@ PLAIN = dict(
     layer_decay=1.0,
     freeze_backbone=False,
     lora_rank=None,
+    lora_alpha=None,
     ema=None,
 )
 SIZES = dict(vocabulary_size=20, num_layers=2, hidden_dim=8, intermediate_dim=16, dropout=0.0)
@@ -96,6 +97,44 @@ class TestLayerDecay:
         by_layer = {path.split("/")[0]: factor for path, factor in found.items()}
         assert {name: by_layer[name] for name in layers} == expected
         assert by_layer["token_embedding"] == 0.03125 and by_layer["pooled_dense"] == 1.0
+
+    @pytest.mark.parametrize(
+        ("family", "layers"),
+        [
+            ("Bart", "transformer_{}_layer_{}"),
+            ("T5", "transformer_{}_layer_{}"),
+            ("T5Gemma", "{}_layer_{}"),
+        ],
+    )
+    def test_encoder_and_decoder_have_the_same_factors(self, family, layers):
+        model = seq2seq_presets.make_task(family)
+        found = fine_tuning.layer_factors(model, 0.5)
+        by_layer = {
+            layer.name: {found[id(weight)] for weight in layer.weights}
+            for layer in model.backbone.layers
+            if layer.weights
+        }
+        for part in ("encoder", "decoder"):
+            assert by_layer[layers.format(part, 0)] == {0.25}
+            assert by_layer[layers.format(part, 1)] == {0.5}
+        embeddings = [factors for name, factors in by_layer.items() if "embedding" in name]
+        assert all(factors == {0.125} for factors in embeddings) and embeddings
+
+    @pytest.mark.parametrize("family", causal_presets.FAMILIES)
+    def test_layers_of_decoders(self, family):
+        model = causal_presets.make_task(family)
+        found = fine_tuning.layer_factors(model, 0.5)
+        layers = [layer for layer in model.backbone.layers if layer.weights]
+        numbered = [layer for layer in layers if layer.name[-2:] in ("_0", "_1")]
+        for layer, expected in zip(numbered, (0.25, 0.5), strict=True):
+            assert {found[id(weight)] for weight in layer.weights} == {expected}
+        for layer in layers[: layers.index(numbered[0])]:
+            head = getattr(layer, "reverse_embeddings", None)
+            assert all(found[id(w)] == 0.125 for w in layer.weights if w is not head)
+            assert head is None or found[id(head)] == 1.0
+        for layer in layers[layers.index(numbered[1]) + 1 :]:
+            assert {found[id(weight)] for weight in layer.weights} == {1.0}
+        assert {id(weight) for weight in model.trainable_weights} <= set(found)
 
     @pytest.mark.parametrize("tied", [False, True])
     def test_an_output_matrix_of_its_own_is_a_head(self, tied):
@@ -309,9 +348,26 @@ class TestAdapters:
         momenta = {v.path for v in model.optimizer.variables}
         assert not any("token_embedding" in path for path in momenta)
 
+    @pytest.mark.parametrize(("alpha", "factor"), [(None, 1.0), (2.0, 1.0), (6.0, 3.0)])
+    def test_alpha_scales_the_adapters(self, alpha, factor):
+        model = task()
+        fine_tuning.freeze(model, options(lora_rank=2, lora_alpha=alpha))
+        trained = {v.path: v for v in model.backbone.trainable_variables}
+        (path, *_) = (path for path in trained if path.endswith("query/lora_kernel_b"))
+        layer = next(
+            layer
+            for layer in model.backbone._flatten_layers()
+            if getattr(layer, "lora_kernel_b", None) is trained[path]
+        )
+        before = np.array(layer.kernel)
+        layer.lora_kernel_b.assign(np.ones(layer.lora_kernel_b.shape))
+        product = np.array(layer.lora_kernel_a).sum(axis=-1, keepdims=True)
+        added = np.array(layer.kernel) - before
+        np.testing.assert_allclose(added, factor * product * np.ones_like(added), atol=1e-5)
+
     @pytest.mark.long
     def test_a_checkpoint_holds_what_trains_and_puts_it_back(self, tmp_path):
-        given = options(lora_rank=2)
+        given = options(lora_rank=2, lora_alpha=8.0)
         model, _ = trained(given, steps=2)
         path = tmp_path / "model.weights.h5"
         model.save_weights(path)
@@ -339,7 +395,7 @@ class TestAdapters:
         with pytest.raises(DataError, match="--lora-rank 2: FNetBackbone has no attention"):
             fine_tuning.freeze(task("FNet"), options(lora_rank=2))
 
-        def enable_lora(backbone, rank):
+        def enable_lora(backbone, rank, alpha):
             backbone.trainable = False
 
         monkeypatch.setattr(fine_tuning.hub_models, "enable_lora", enable_lora)

@@ -16,7 +16,6 @@ from huggingface_hub import errors as hub_errors
 from tokenizers import pre_tokenizers
 
 from data.errors import DataError
-from distribution.keras_compat import hub_models
 from exports import huggingface
 from models import decoders, presets, transformers_format
 from recipes import bert_mlm, evaluate, text_classification
@@ -252,14 +251,16 @@ def test_the_bias_of_a_bart(bias, is_refused, tmp_path):
         transformers_format.require_same_operations(str(tmp_path))
 
 
-def test_the_layers_of_a_bart():
+def test_the_layers_of_a_bart(tmp_path):
     """Which `transformers` 5 writes under another name than KerasHub reads."""
-    from keras_hub.src.utils.transformers import convert_bart
-
-    names = ("vocab_size", "encoder_attention_heads", "d_model", "encoder_ffn_dim", "dropout")
-    config = dict.fromkeys((*names, "max_position_embeddings"), 8) | {"encoder_layers": 3}
-    with hub_models.convert_bart():
-        assert convert_bart.convert_backbone_config(config)["num_layers"] == 3
+    content = {"model_type": "bart", "vocab_size": 9, "max_position_embeddings": 8, "d_model": 8}
+    for part in ("encoder", "decoder"):
+        content |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps(content | {"dropout": 0.1}))
+    tensors = {"shared.bias": np.ones(8, "float32")}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="its weights have no shared.weight, which KerasHub needs"):
+        presets.load_backbone(str(tmp_path))
 
 
 def test_a_llama_with_pieces_of_sentencepiece(tmp_path):

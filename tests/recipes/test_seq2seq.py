@@ -280,6 +280,7 @@ def test_without_a_dataset_it_learns_what_functions_do(run, tmp_path, monkeypatc
         (dict(preset="bart_base_en", num_layers=3), "--num-layers: leave it out"),
         (dict(freeze_backbone=True, preset="x"), "--freeze-backbone: leaves nothing to train"),
         (dict(lora_rank=2), "--lora-rank: needs a trained model"),
+        (dict(lora_alpha=2.0), "--lora-alpha: scales adapters; pass --lora-rank, too"),
         (dict(preset="auto"), "--preset auto: pass scratch"),
     ],
 )

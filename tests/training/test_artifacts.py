@@ -137,7 +137,7 @@ def test_adapters_are_merged_in_the_precision_of_the_weights(precision, tmp_path
     preset = tiny_presets.save("DistilBert", "TextClassifier", tmp_path / "preset")
     with numerics.precision(precision):
         trained = models.TextClassifier.from_preset(preset, dtype=precision)
-        hub_models.enable_lora(trained.backbone, 2)
+        hub_models.enable_lora(trained.backbone, 2, alpha=6.0)
         for weight in trained.backbone.trainable_variables:
             if "lora_kernel" in weight.path:
                 weight.assign(0.1 * draw.normal(size=weight.shape))

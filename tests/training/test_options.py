@@ -174,7 +174,7 @@ class TestParse:
         assert {text.partition(" ")[0] for text in NAMES_ELSEWHERE.values() if text} <= known
         # Of one recipe, and of those that others do not have.
         assert set(NAMES_ELSEWHERE) & known == {
-            *("--init-from", "--label-smoothing", "--num-beams", "--text-column"),
+            *("--init-from", "--label-smoothing", "--lora-alpha", "--num-beams", "--text-column"),
             *("--max-length", "--stop"),  # of recipes.predict
         }
         with pytest.raises(SystemExit):
@@ -201,7 +201,8 @@ class TestParse:
             (mnist, "--fsdp a", ""),  # but for its hyphens it is not much like --seed
             (causal_lm, "--packing", ""),
             (causal_lm, "--beta 0.1", ""),
-            (causal_lm, "--lora-alpha 16", ""),
+            (mnist, "--lora-alpha 16", ""),
+            (causal_lm, "--lora_alpha 16", "; did you mean --lora-alpha?"),
             (causal_lm, "--lora_dropout 0.1", ""),
             (causal_lm, "--assistant-only-loss", ""),
             (causal_lm, "--lora_r 8", "; did you mean --lora-rank?"),
