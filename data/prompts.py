@@ -67,8 +67,18 @@ class Columns:
 
     @classmethod
     def of(cls, prompt: str | None, response: str | None) -> "Columns":
-        """Returns the usual names, or those of `--prompt-column` and `--response-column`."""
-        return cls((prompt,) if prompt else PROMPT, (response,) if response else RESPONSE)
+        """Returns the usual names, or those of `--prompt-column` and `--response-column`.
+
+        Raises:
+            DataError: Both are the same.
+        """
+        if prompt is not None and prompt == response:
+            raise DataError(f"--prompt-column and --response-column {prompt}: expected two columns")
+        # A column that is named as one of them is not the other one by its usual name.
+        return cls(
+            (prompt,) if prompt else tuple(name for name in PROMPT if name != response),
+            (response,) if response else tuple(name for name in RESPONSE if name != prompt),
+        )
 
     def of_held_out(self) -> "Columns":
         """Returns the same names, for a file of `--test-file` or `--validation-file`."""
@@ -78,6 +88,11 @@ class Columns:
         """Returns what the message about a missing one ends with, in a file with these names."""
         is_preference = {*names} >= PREFERENCES and not {*names}.isdisjoint(self.prompt)
         return CHOSEN_HINT if is_preference and self.hint != HELD_OUT_HINT else self.hint
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Returns the fields that are read beside the prompt, unless the user named one of them."""
+        return tuple(n for n in (*INPUT, SYSTEM) if n not in (*self.prompt, *self.response))
 
     @property
     def were_named(self) -> bool:
@@ -194,7 +209,8 @@ def load_prompts(
     or `answer`. An `input` or `context` follows the prompt on the next line but one. A text in
     `system` makes the prompt a chat that begins with this system message. JSON may have `messages`
     instead, with `role` and `content`: an optional system message, then user and assistant messages
-    in turn; the response is the last one, the prompt all before it. They may also be
+    in turn; the response is the last one, the prompt all before it. A content may be a list of
+    parts of the type text, which are joined as lines. Messages may also be
     `conversations`, with `from` and `value`, or be divided into lists `prompt` and `completion`.
 
     Args:
@@ -245,6 +261,11 @@ def load_prompts(
         if not splits[split]:
             raise DataError(f"{path}: no prompt with a response")
     empty = [split for split, pairs in splits.items() if not pairs]
+    if empty and empty_responses:
+        raise DataError(
+            f"{dataset}: no prompts with a response for the {' and '.join(empty)} split; "
+            f"{empty_responses:,} prompts have an empty one"
+        )
     if empty:
         raise DataError(
             f"{dataset}: no prompts for the {' and '.join(empty)} split; expected more of them, or "
@@ -299,7 +320,9 @@ def read_pairs(path: Path, columns: Columns = USUAL) -> list[Pair]:
     return pairs
 
 
-def read_prompts(path: Path, column: str, template: str | None) -> tuple[str, ...]:
+def read_prompts(
+    path: Path, column: str, template: str | None, columns: Columns = USUAL
+) -> tuple[str, ...]:
     """Returns the prompts of a table, with the other fields that training reads with them.
 
     An `input` or `context` follows the prompt. With a chat's template a text in `system` makes it a
@@ -309,6 +332,7 @@ def read_prompts(path: Path, column: str, template: str | None) -> tuple[str, ..
         path: As in `tables.read_table`.
         column: The column of the prompts.
         template: That of the run, whose prompts may be chats; None for an encoder-decoder.
+        columns: The names of the prompt and the response in training.
 
     Returns:
         What `of_input` reads, for each row; "" for an empty one.
@@ -316,7 +340,7 @@ def read_prompts(path: Path, column: str, template: str | None) -> tuple[str, ..
     Raises:
         DataError: It cannot be read, lacks the column, or has no row with a prompt.
     """
-    others = [name for name in (*INPUT, SYSTEM) if name != column]
+    others = [name for name in columns.others if name != column]
     rows = tables.read_table(
         files.expand(path),
         (column,),
@@ -365,7 +389,7 @@ def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pai
             one and where the others are.
     """
     is_table = tables.is_table(path.name)
-    read = [*columns.prompt, *columns.response, *INPUT, SYSTEM, MESSAGES, CONVERSATIONS]
+    read = [*columns.prompt, *columns.response, *columns.others, MESSAGES, CONVERSATIONS]
     rows: Iterator[tuple[str, Any]] = (
         _rows_of_table(path, columns) if is_table else tables.read_objects(path, read)
     )
@@ -410,9 +434,10 @@ def _pair_of(
     """
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected an object with prompt and response")
-    chats = (MESSAGES, CONVERSATIONS)
+    # Columns that the user named are read, whatever else there is.
+    chats = () if is_table or columns.were_named else (MESSAGES, CONVERSATIONS)
     chat = next((name for name in chats if row.get(name) is not None), None)
-    if chat is not None and not is_table:
+    if chat is not None:
         unread |= dict.fromkeys(_not_empty(row, chat))
         return read_messages(where, _as_messages(row[chat]), "assistant", unread)
     either = (columns.prompt, columns.response)
@@ -427,16 +452,18 @@ def _pair_of(
         shown = ", ".join(f"{k} ({', '.join(inside[k])})" if k in inside else k for k in keys)
         small = {tables.folded(name) for name in keys} - {*keys}
         hint = "; names have small letters" if small & {*PROMPT, *RESPONSE} else ""
+        or_messages = "" if columns.were_named else "; or messages"
         raise DataError(
             f"{where}: expected {' or '.join(columns.prompt)}, and "
-            f"{' or '.join(columns.response)}; or messages; found {shown[:100]!a}{hint}"
+            f"{' or '.join(columns.response)}{or_messages}; found {shown[:100]!a}{hint}"
             f"{columns.hint_for(keys)}"
         )
     parts = [row[name] for name in fields]
     if all(isinstance(part, list) for part in parts):  # TRL's messages in two parts
         unread |= dict.fromkeys(_not_empty(row, *fields))
         return read_messages(where, sum(parts, []), "assistant", unread)
-    about = next((name for name in INPUT if row.get(name)), None)
+    about = next((n for n in INPUT if n in columns.others and row.get(n)), None)
+    system = row.get(SYSTEM) if SYSTEM in columns.others else None
     unread |= dict.fromkeys(_not_empty(row, *fields, about, SYSTEM))
     asked, answer = map(row.get, fields)
     if answer is None:
@@ -446,19 +473,19 @@ def _pair_of(
         asked = "\n\n".join(filter(None, (asked, passage)))
     asked = _text(where, "prompt", asked)
     answer = _text(where, "response", answer, may_be_empty=True)
-    system = _text(where, SYSTEM, row.get(SYSTEM) or "", may_be_empty=True)
+    system = _text(where, SYSTEM, system or "", may_be_empty=True)
     prompt = ((SYSTEM, system), ("user", asked)) if system.strip() else asked
     return prompt, answer
 
 
 def _field_of(where: str, row: dict, names: Sequence[str], hint: str) -> str | None:
-    """Returns which of the names a row has, or None; null counts where there is no other value.
+    """Returns which of the names a row has, or None; an empty value counts where there is no other.
 
     Raises:
         DataError: It has several.
     """
     found = [name for name in names if name in row]
-    filled = [name for name in found if row[name] is not None]
+    filled = [name for name in found if row[name] not in (None, "")]
     if len(filled) > 1:
         raise DataError(
             f"{where}: {len(filled)} columns {' and '.join(filled)}, expected one{hint}"
@@ -512,8 +539,8 @@ def read_messages(where: str, messages, ends_with: str, unread: dict[str, None])
         unread: Gets the names of the messages' fields that are neither read nor empty.
 
     Raises:
-        DataError: The roles do not alternate, a content is not text, a message calls tools, or a
-            weight is neither 0 nor 1.
+        DataError: The roles do not alternate, a content is neither text nor a list of parts that
+            are text, a message calls tools, or a weight is neither 0 nor 1.
     """
     found = messages if isinstance(messages, list) else []
     if found and _is_empty_system(found[0]):
@@ -549,7 +576,8 @@ def _turn_of(where: str, message: dict, unread: dict[str, None]) -> Turn:
     for name in CALLS:
         if message.get(name):
             raise DataError(f"{where}: the {role} has {name}, which the templates cannot write")
-    text = _text(where, f"content of the {role}", message.get("content"))
+    content = _joined(where, role, message.get("content"), unread)
+    text = _text(where, f"content of the {role}", content)
     if weight not in (None, 0, 1):
         raise DataError(f"{where}: the weight of the {role} is {weight!r:.40}, expected 0 or 1")
     is_read = ("role", "content", *(["weight"] if role == "assistant" or not weight else []))
@@ -557,9 +585,30 @@ def _turn_of(where: str, message: dict, unread: dict[str, None]) -> Turn:
     return (NOT_PREDICTED if role == "assistant" and weight == 0 else role), text
 
 
+def _joined(where: str, role: str, content, unread: dict[str, None]):
+    """Returns the texts of a content that is a list of parts, as lines; another one as it is.
+
+    Raises:
+        DataError: A part is not text, such as an image.
+    """
+    if not isinstance(content, list) or not content:
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind != "text" or not isinstance(part.get("text"), str):
+            about = f"of the type {kind}" if isinstance(part, dict) else f"{part!r:.40}"
+            raise DataError(
+                f"{where}: the content of the {role} has a part {about}, expected parts of the "
+                'type text: {"type": "text", "text": ...}'
+            )
+        others = _not_empty(part, "type", "text")
+        unread |= dict.fromkeys(f"{name} of a part of the {role}" for name in others)
+    return "\n".join(part["text"] for part in content)
+
+
 def _is_empty_system(message) -> bool:
     is_system = isinstance(message, dict) and message.get("role") == SYSTEM
-    return is_system and "content" in message and message["content"] in (None, "")
+    return is_system and "content" in message and message["content"] in (None, "", [])
 
 
 def as_input(prompt: Prompt) -> str:

@@ -254,9 +254,9 @@ def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[A
     if template is not None and hasattr(run.options, "prompt_column"):
         from data import prompts  # it imports TensorFlow, which --help does not need
 
-        names = prompts.Columns.of(run.options.prompt_column, run.options.response_column).prompt
-        if column in names:
-            return prompts.read_prompts(path, column, template or None)
+        columns = prompts.Columns.of(run.options.prompt_column, run.options.response_column)
+        if column in columns.prompt:
+            return prompts.read_prompts(path, column, template or None, columns)
     return read_columns(path, column, second, takes_chats=bool(template))
 
 

@@ -315,6 +315,129 @@ def test_columns_may_have_any_names(name, tmp_path):
     assert found == sorted((f"say {n}", str(n)) for n in range(60))
 
 
+def test_one_column_is_not_prompt_and_response():
+    with pytest.raises(DataError, match="--prompt-column and --response-column q: expected two"):
+        prompts.Columns.of("q", "q")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_named_column_is_not_the_other_one_by_its_usual_name(ending, tmp_path):
+    rows = [{"prompt": f"say {n}", "answer": f"{n}"} for n in range(60)]
+    path = write_objects(tmp_path / f"a.{ending}", *rows)
+    for named, missing in ((("answer", None), "response"), ((None, "prompt"), "instruction")):
+        with pytest.raises(DataError, match=f"(no column|, and|expected) {missing} or .*, answer'"):
+            prompts.load_prompts(path, columns=prompts.Columns.of(*named))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+@pytest.mark.parametrize(
+    "named, expected",
+    [
+        (("input", "output"), ("of that 7\n\nhere", "seven")),
+        (("instruction", "input"), ("say 7\n\nhere", "of that 7")),
+        (("instruction", "context"), ("say 7\n\nof that 7", "here")),
+        (("system", "output"), ("be brief\n\nof that 7", "seven")),
+        (("instruction", "system"), ("say 7\n\nof that 7", "be brief")),
+    ],
+)
+def test_a_named_column_is_no_input_or_system_message(ending, named, expected, tmp_path):
+    rows = [
+        {"instruction": f"say {n}", "input": f"of that {n}", "context": "here"}
+        | {"system": "be brief", "output": "seven"}
+        for n in range(300)
+    ]
+    path, columns = write_objects(tmp_path / f"a.{ending}", *rows), prompts.Columns.of(*named)
+    prompt, response = expected
+    if "system" not in named:
+        prompt = (("system", "be brief"), ("user", prompt))
+    assert (prompt, response) in all_pairs(prompts.load_prompts(path, columns=columns))
+    # Whoever asks reads the same, and never the response.
+    asked = prompts.read_prompts(path, named[0], "chatml", columns)
+    assert prompts.of_input(asked[7]) == prompt
+
+
+def test_named_columns_are_read_beside_messages(tmp_path):
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    rows = [{"messages": turns, "q": f"say {n}", "a": "b"} for n in range(60)]
+    path = write_objects(tmp_path / "a.jsonl", *rows)
+    loaded = prompts.load_prompts(path, columns=prompts.Columns.of("q", "a"))
+    assert ("say 7", "b") in all_pairs(loaded) and "not read: 'messages'" in loaded.note
+    with pytest.raises(DataError, match="expected z, and response or .*; found 'messages, q, a'"):
+        prompts.load_prompts(path, columns=prompts.Columns.of("z", None))
+
+
+def test_an_empty_column_does_not_hide_the_one_with_the_prompts(tmp_path):
+    rows = [{"prompt": f"say {n}", "question": "", "output": "", "answer": "b"} for n in range(60)]
+    loaded = prompts.load_prompts(write_objects(tmp_path / "a.jsonl", *rows))
+    assert ("say 7", "b") in all_pairs(loaded) and loaded.note is None
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_split_whose_responses_are_empty_is_named(ending, tmp_path):
+    rows = [{"prompt": f"say {n}", "response": "b"} for n in range(60)]
+    write_objects(tmp_path / f"train.{ending}", *rows)
+    write_objects(tmp_path / f"test.{ending}", *(row | {"response": ""} for row in rows))
+    message = "no prompts with a response for the test split; 60 prompts have an empty one"
+    with pytest.raises(DataError, match=message):
+        prompts.load_prompts(str(tmp_path))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_a_split_without_the_column_is_named(ending, tmp_path):
+    rows = [{"prompt": f"say {n}", "response": "b"} for n in range(60)]
+    write_objects(tmp_path / f"train.{ending}", *rows)
+    write_objects(tmp_path / f"test.{ending}", *({"prompt": row["prompt"]} for row in rows))
+    with pytest.raises(DataError, match=rf"test.{ending}, line 1: .*response or .*found 'prompt'"):
+        prompts.load_prompts(str(tmp_path))
+
+
+def parts_of(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_a_content_of_parts_is_their_texts(tmp_path):
+    """In messages, in ShareGPT's form, and of who asks."""
+    chats = [
+        chat_of(
+            ("system", []), ("user", parts_of(f"say {n}", "twice")), ("assistant", parts_of("b"))
+        )
+        for n in range(60)
+    ]
+    turns = [
+        {"conversations": [{"from": "human", "value": parts_of(f"say {n}", "twice")}]}
+        for n in range(60)
+    ]
+    for each in turns:
+        each["conversations"].append({"from": "gpt", "value": "b"})
+    for rows in (chats, turns):
+        loaded = prompts.load_prompts(write_objects(tmp_path / "a.jsonl", *rows))
+        assert ("say 7\ntwice", "b") in all_pairs(loaded) and loaded.note is None
+    asked = json.dumps([{"role": "user", "content": parts_of("say 7", "twice")}])
+    assert prompts.of_input(asked) == (("user", "say 7\ntwice"),)
+
+
+@pytest.mark.parametrize(
+    "part, about",
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "a part of the type image_url, exp"),
+        ({"type": "text"}, "a part of the type text, expected parts of the type text"),
+        ({"text": "a"}, "a part of the type None, expected"),
+        ("a", "a part 'a', expected parts of the type text"),
+    ],
+)
+def test_parts_that_are_not_text_are_named(part, about, tmp_path):
+    rows = [chat_of(("user", [*parts_of("a"), part]), ("assistant", "b"))]
+    with pytest.raises(DataError, match=f"line 1: the content of the user has {about}"):
+        prompts.load_prompts(write_objects(tmp_path / "a.jsonl", *rows))
+
+
+def test_fields_of_parts_that_are_not_read_are_named(tmp_path):
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "image": None}
+    rows = [chat_of(("user", [*parts_of(f"{n}"), part]), ("assistant", "b")) for n in range(60)]
+    loaded = prompts.load_prompts(write_objects(tmp_path / "a.jsonl", *rows))
+    assert loaded.note == "fields that are not read: 'cache_control of a part of the user'"
+
+
 def test_names_in_capitals_are_hinted_at(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"Question": "a", "Answer": "b"}\n')
     with pytest.raises(DataError, match="found 'Question, Answer'; names have small letters"):
@@ -791,5 +914,5 @@ def test_named_columns_may_be_in_an_object(ending, tmp_path):
         )
     with pytest.raises(DataError, match="expected prompt or .*; found 'id, translation"):
         prompts.load_prompts(str(path))
-    with pytest.raises(DataError, match="expected en, and it; or messages; found '(en|id, tr)"):
+    with pytest.raises(DataError, match="expected en, and it; found '(en|id, tr)"):
         prompts.load_prompts(str(path), columns=prompts.Columns.of("en", "it"))
