@@ -252,8 +252,8 @@ def kept_head(
         return False, None
     if not (folder / HEAD_WEIGHTS).is_file():  # KerasHub would load a random head without a word
         return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
-    config = stored.get("config")
-    count = config.get("num_classes") if isinstance(config, dict) else 0
+    config: dict = stored["config"] if isinstance(stored.get("config"), dict) else {}
+    count: int = config.get("num_classes", 0)
     metadata = files.json_object(folder / files.METADATA)
     is_of_several = metadata.get("several") is True
     if metadata.get("classes") and is_of_several != several:
