@@ -252,7 +252,8 @@ def kept_head(
         return False, None
     if not (folder / HEAD_WEIGHTS).is_file():  # KerasHub would load a random head without a word
         return False, f"a new head: that of {preset} has no weights ({HEAD_WEIGHTS})"
-    count = stored.get("config", {}).get("num_classes")
+    config: dict = stored["config"] if isinstance(stored.get("config"), dict) else {}
+    count: int = config.get("num_classes", 0)
     metadata = files.json_object(folder / files.METADATA)
     is_of_several = metadata.get("several") is True
     if metadata.get("classes") and is_of_several != several:
@@ -512,6 +513,14 @@ def load(kind, preset: str, **changes):
             raise DataError(
                 f"preset {preset}: has no tokenizer; save one there with "
                 "tokenizer.save_to_preset(folder), or save the whole task"
+            ) from error
+        absent = re.search(r"`(\S+)` doesn't exist in preset directory", line)
+        if absent:  # KerasHub looks for an index of shards where the one file is missing
+            name = absent[1].replace("model.weights.json", "model.weights.h5")
+            raise DataError(f"preset {preset}: has no {name}; save the preset again") from error
+        if "Unable to synchronously open file" in line:
+            raise DataError(
+                f"preset {preset}: its weights are damaged ({line}); save the preset again"
             ) from error
         problem = transformers_format.not_converted(preset, error)
         if problem is not None:

@@ -1,10 +1,12 @@
 import dataclasses
 import io
+import json
 import re
 import shutil
 import socket
 import types
 import urllib.request
+from pathlib import Path
 
 import keras
 import keras_nlp
@@ -317,6 +319,33 @@ class TestWhatCannotBeLoaded:
             presets.require_vocabulary(model, tokenizer, "a")
         with pytest.raises(DataError, match="its tokenizer has ids up to 20 and its model 20"):
             presets.require_vocabulary(model, types.SimpleNamespace(vocabulary={"a": 20}), "a")
+
+
+class TestHalfWrittenFolders:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return Path(tiny_presets.save("Bert", "TextClassifier", tmp_path / "preset"))
+
+    def test_no_weights(self, folder):
+        (folder / "model.weights.h5").unlink()
+        with pytest.raises(DataError, match="has no model.weights.h5; save the preset again"):
+            presets.load_backbone(str(folder))
+
+    def test_damaged_weights(self, folder):
+        content = (folder / "model.weights.h5").read_bytes()
+        (folder / "model.weights.h5").write_bytes(content[: len(content) // 2])
+        with pytest.raises(DataError, match="its weights are damaged .*save the preset again"):
+            presets.load_backbone(str(folder))
+
+    def test_no_vocabulary(self, folder):
+        shutil.rmtree(folder / "assets")
+        with pytest.raises(DataError, match="has no assets/tokenizer/vocabulary.txt; save the pre"):
+            presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+    def test_a_task_without_its_configuration_has_no_head(self, folder):
+        content = json.loads((folder / "task.json").read_text())
+        (folder / "task.json").write_text(json.dumps(content | {"config": []}))
+        assert not presets.kept_head(str(folder), ["bad", "good"])[0]
 
 
 def test_a_head_without_its_weights_is_not_kept(tmp_path):
