@@ -517,7 +517,9 @@ def load(kind, preset: str, **changes):
         absent = re.search(r"`(\S+)` doesn't exist in preset directory", line)
         if absent:  # KerasHub looks for an index of shards where the one file is missing
             name = absent[1].replace("model.weights.json", "model.weights.h5")
-            raise DataError(f"preset {preset}: has no {name}; save the preset again") from error
+            is_local = Path(preset).is_dir()
+            remedy = "save the preset again" if is_local else "download it again, or pass another"
+            raise DataError(f"preset {preset}: has no {name}; {remedy}") from error
         if "Unable to synchronously open file" in line:
             raise DataError(
                 f"preset {preset}: its weights are damaged ({line}); save the preset again"

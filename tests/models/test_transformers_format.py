@@ -306,7 +306,9 @@ def test_a_handle_of_hugging_face(classifier, tmp_path, monkeypatch):
     tokenizer = presets.load(kind, handle, sequence_length=8).tokenizer
     assert list(tokenizer("a film")) == list(model.preprocessor.tokenizer("a film"))
     (downloads / "snapshots" / "1" / "model.safetensors").unlink()
-    with pytest.raises(DataError, match="hf://owner/name: model.safetensors is missing"):
+    with pytest.raises(
+        DataError, match="hf://owner/name: has no model.safetensors; download it again"
+    ):
         presets.load_task(CLASSIFIER, handle, num_classes=2)
 
 
