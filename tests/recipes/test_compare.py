@@ -352,8 +352,10 @@ class TestPlot:
         ]
         status, _, errors = command_line(compare, folders[0], "--png", tmp_path / "no" / "x.png")
         assert status == 2 and errors.endswith("x.png: No such file or directory\n")
-        status, _, errors = command_line(compare, folders[0], "--png", tmp_path / "x.txt")
-        assert status == 2 and "Format 'txt' is not supported" in errors
+        for name in ("x.txt", "x.gif", "x"):  # refused before any run is read
+            status, out, errors = command_line(compare, folders[0], "--png", tmp_path / name)
+            assert (status, out) == (2, "") and not (tmp_path / name).exists()
+            assert errors == f"compare: --png {tmp_path / name}: must end in .png, .pdf or .svg\n"
 
     def test_without_matplotlib(self, run, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib", None)
