@@ -42,6 +42,7 @@ EXAMPLES = {
 }
 # Encoders that cannot be trained in half precision: RoFormer-v2 counts positions in it.
 NOT_IN_HALF = ("RoformerV2Backbone",)
+JSON_FILES = ("config", "task", "preprocessor", "tokenizer", "model.weights")  # .json
 HEAD_WEIGHTS = "task.weights.h5"  # the whole task's, as `save_to_preset()` writes them
 HTTPS = 443  # the port
 TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
@@ -499,11 +500,10 @@ def load(kind, preset: str, **changes):
     except Exception as error:  # kagglehub raises whatever its HTTP client raises
         if is_out_of_memory(error):
             raise
-        damaged = _damaged_json(Path(preset))
+        damaged = _damaged_file(Path(preset))
         if damaged is not None:
             raise DataError(
-                f"preset {preset}: {damaged} is not a JSON object; save the preset again, or pass "
-                "another"
+                f"preset {preset}: {damaged}; save the preset again, or pass another"
             ) from error
         line = first_line(error)
         other = re.search(r"Unable to find a subclass of .* compatible with (\w+)", line)
@@ -533,21 +533,44 @@ def load(kind, preset: str, **changes):
                 'tied: add "tie_word_embeddings": true to the "config" of the backbone, in '
                 "config.json and task.json"
             ) from error
+        unfit = re.search(r"A total of (\d+) objects could not be loaded.* name=(\w+),", line)
+        if unfit:
+            raise DataError(
+                f"preset {preset}: its weights do not fit its config.json ({unfit[1]} layers, "
+                f"{unfit[2]} among them): they are damaged or of another model; save the preset "
+                "again"
+            ) from error
         raise DataError(f"preset {preset}: cannot be loaded ({line})") from error
 
 
-def _damaged_json(folder: Path) -> str | None:
-    """Returns the name of a preset's file that is not a JSON object; None if there is none."""
-    for name in ("config.json", "task.json", "preprocessor.json"):
-        if not (folder / name).is_file():
-            continue
-        try:
-            content = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return name
-        if not isinstance(content, dict):
-            return name
+def _damaged_file(folder: Path) -> str | None:
+    """Returns which file of a preset cannot be read, and how it is damaged; None if each can be.
+
+    Weights are left out: the errors of HDF5 tell enough.
+    """
+    assets = sorted(path for path in folder.glob("assets/**/*") if path.is_file())
+    named = [folder / f"{name}.json" for name in JSON_FILES]
+    named = [path for path in named if path.is_file()]
+    for path in named + assets:
+        damage = _damage_of(path)
+        if damage is not None:
+            return f"{path.relative_to(folder)} {damage}"
     return None
+
+
+def _damage_of(path: Path) -> str | None:
+    """Returns how a file of a preset is damaged, by the ending of its name; None if it is not."""
+    try:
+        if path.suffix == ".spm":
+            keras_nlp.tokenizers.SentencePieceTokenizer(proto=str(path))
+            return None
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            return None if isinstance(json.loads(text), dict) else "is not a JSON object"
+        return None if text.strip() else "is empty"
+    except Exception:  # SentencePiece raises whatever TensorFlow makes of its errors
+        kinds = {".spm": "a SentencePiece model", ".json": "a JSON object"}
+        return f"is not {kinds.get(path.suffix, 'UTF-8 text')}"
 
 
 def _omits_tied_embeddings(folder: Path, line: str) -> bool:

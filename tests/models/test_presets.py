@@ -342,6 +342,40 @@ class TestHalfWrittenFolders:
         with pytest.raises(DataError, match="has no assets/tokenizer/vocabulary.txt; save the pre"):
             presets.load(keras_nlp.models.Tokenizer, str(folder))
 
+    @pytest.mark.parametrize(
+        "family, name, content, said",
+        [
+            ("Bert", "vocabulary.txt", b"", "is empty"),
+            ("Bert", "vocabulary.txt", b"the\xff\n", "is not UTF-8 text"),
+            ("Roberta", "merges.txt", b"", "is empty"),
+            ("Roberta", "vocabulary.json", b'{"the": 1', "is not a JSON object"),
+            ("Albert", "vocabulary.spm", b"no model", "is not a SentencePiece model"),
+        ],
+    )
+    def test_damaged_tokenizer(self, family, name, content, said, tmp_path):
+        """The errors of KerasHub and SentencePiece name no file."""
+        tiny_presets.tokenizer(family).save_to_preset(str(tmp_path))
+        file = tmp_path / "assets" / "tokenizer" / name
+        file.write_bytes(content)
+        with pytest.raises(DataError) as caught:
+            presets.load(keras_nlp.models.Tokenizer, str(tmp_path))
+        assert str(caught.value) == (
+            f"preset {tmp_path}: assets/tokenizer/{name} {said}; save the preset again, or pass "
+            "another"
+        )
+
+    def test_weights_of_another_model(self, folder, tmp_path):
+        other = Path(tiny_presets.save("Bert", "TextClassifier", tmp_path / "b", hidden_dim=4))
+        shutil.copy(other / "model.weights.h5", folder)
+        with pytest.raises(DataError, match=r"do not fit its config.json \(\d+ layers, \w+ among"):
+            presets.load_backbone(str(folder))
+
+    def test_a_damaged_index_of_shards(self, folder):
+        (folder / "model.weights.h5").unlink()
+        (folder / "model.weights.json").write_text("")
+        with pytest.raises(DataError, match="model.weights.json is not a JSON object; save the"):
+            presets.load_backbone(str(folder))
+
     def test_a_task_without_its_configuration_has_no_head(self, folder):
         content = json.loads((folder / "task.json").read_text())
         (folder / "task.json").write_text(json.dumps(content | {"config": []}))
