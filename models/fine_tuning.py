@@ -32,13 +32,17 @@ def freeze(model: keras.Model, options) -> None:
     trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685), times `--lora-alpha` /
     `--lora-rank`. Weights outside the backbone, such as a classifier's head, train in both cases.
 
+    A model that is evaluated (`options.evaluation`) has the saved weights, and stays as it is.
+
     Args:
         model: a KerasNLP task, not yet compiled.
-        options: with `freeze_backbone`, `lora_rank` and `lora_alpha`.
+        options: a recipe's `FineTuningOptions`.
 
     Raises:
         DataError: the backbone has no attention to adapt.
     """
+    if options.evaluation is not None:
+        return
     if options.freeze_backbone:
         model.backbone.trainable = False
     if options.lora_rank is None:
@@ -119,10 +123,14 @@ def make_optimizer(
 def attach(model: keras.Model, options) -> None:
     """Makes a compiled model evaluate averaged weights and save small checkpoints.
 
+    A model that is evaluated (`options.evaluation`) has the averages, and saves nothing.
+
     Args:
         model: compiled with the optimizer of `make_optimizer()`.
         options: a recipe's `FineTuningOptions`.
     """
+    if options.evaluation is not None:
+        return
     if options.ema is not None:
         _evaluate_the_average(model)
     if options.freeze_backbone or options.lora_rank is not None:

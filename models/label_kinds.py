@@ -52,6 +52,14 @@ class Classes:
             return smoothed_cross_entropy(label_smoothing)
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
+    def scale(self) -> keras.layers.Rescaling | None:
+        """Returns the last step of a new model; None if its outputs are logits."""
+        return None
+
+    def loss_weights(self) -> list[float] | None:
+        """Returns the weight of the loss, for `compile()`."""
+        return None
+
     def metrics(self) -> list[keras.metrics.Metric]:
         """Returns the metrics of training, validation and test."""
         count = len(self.data.classes)
@@ -111,6 +119,22 @@ class Scores(Classes):
     def loss(self, label_smoothing: float, weights=None) -> keras.losses.Loss:
         """Returns the loss."""
         return keras.losses.MeanSquaredError()
+
+    def scale(self) -> keras.layers.Rescaling:
+        """Returns the last step of a new model: from standard scores to the labels' unit.
+
+        The weights learn scores of mean 0 and deviation 1, with the same learning rate in any unit.
+        The head's `activation` is a layer of Keras, so a saved model answers in the unit without
+        this package.
+        """
+        # Keras reads them as float32, whatever the dtype of the layer.
+        mean, deviation = (float(np.float32(value)) for value in self.data.mean_and_deviation())
+        # In full precision, also under a mixed policy: half precision has steps of 0.06 at 100.
+        return keras.layers.Rescaling(deviation, mean, dtype=keras.config.floatx())
+
+    def loss_weights(self) -> list[float]:
+        """Returns the weight of the loss, for `compile()`; with it any unit has the same loss."""
+        return [self.scale().scale ** -2]
 
     def metrics(self) -> list[keras.metrics.Metric]:
         """Returns the metrics of training, validation and test."""

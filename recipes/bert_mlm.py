@@ -158,7 +158,7 @@ def main(options: Options) -> dict:
     with start_run("bert_mlm", options) as run:
         if run.finished:
             return run.results
-        # Text, its word pieces, and fixed-length sequences by split.
+        # Text; a tokenizer; fixed-length sequences of word pieces by split.
         text = load_text(
             run.dataset,
             run.cache_dir,
@@ -168,15 +168,7 @@ def main(options: Options) -> dict:
         )
         preset, why = presets.choose_preset(options, run.fact("preset"), text.english_wikitext)
         run.note(text.note, why)
-        if preset is not None:
-            presets.require_task(keras_nlp.models.MaskedLM, preset)
-        tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
-        run.note(*bert.vocabulary_notes(options, preset, text, run.cache_dir))
-        run.note(presets.added_tokens_note(preset, tokenizer))
-        if preset is not None:
-            presets.require_mask_token(tokenizer, preset, "masked language modelling")
-            if run.trained is None:
-                run.note(presets.new_masked_lm_head(preset))
+        tokenizer = load_tokenizer(options, run, preset, text)
         preprocessor = make_preprocessor(options, preset, tokenizer)
         inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
         sequences, masking = make_sequences(
@@ -184,11 +176,7 @@ def main(options: Options) -> dict:
         )
         # Of an evaluation on other data the model has not seen the training split.
         run.note(text.repeated_note() if run.has_own_dataset else None)
-        for split, name in (("train", "training"), ("test", "test")):
-            unknown = word_pieces.unknown_share(in_blocks(sequences[split]), tokenizer)
-            run.note(word_pieces.unknown_note(unknown, name))
-            if options.text_mode == "lines":
-                run.note(cut_note(sequences[split], masking.special.pad, "lines", name))
+        run.note(*sequence_notes(options, sequences, tokenizer))
         tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
         plan = run.plan(
             examples=len(sequences["train"]),
@@ -264,6 +252,42 @@ def main(options: Options) -> dict:
             baseline=baseline,
             preprocessor=preprocessor,
         )
+
+
+def load_tokenizer(options: Options, run, preset: str | None, text):
+    """Loads a preset's tokenizer, or makes one from a vocabulary that is read or learned.
+
+    Args:
+        options: of the vocabulary.
+        run: takes the notes.
+        preset: a name, handle or folder of any family with a `MaskedLM`; None for a new model.
+        text: a `data.text.Text`, to learn word pieces from.
+
+    Raises:
+        DataError: the preset is not for masked words, or the vocabulary cannot be read.
+    """
+    if preset is not None:
+        presets.require_task(keras_nlp.models.MaskedLM, preset)
+    tokenizer = bert.make_tokenizer(options, preset, text, run.cache_dir)
+    run.note(*bert.vocabulary_notes(options, preset, text, run.cache_dir))
+    run.note(presets.added_tokens_note(preset, tokenizer))
+    if preset is not None:
+        presets.require_mask_token(tokenizer, preset, "masked language modelling")
+        if run.trained is None:
+            run.note(presets.new_masked_lm_head(preset))
+    return tokenizer
+
+
+def sequence_notes(options: Options, sequences: dict, tokenizer) -> list[str | None]:
+    """Returns notes about splits with many unknown word pieces, or whose lines are cut."""
+    notes = []
+    for split, name in (("train", "training"), ("test", "test")):
+        unknown = word_pieces.unknown_share(in_blocks(sequences[split]), tokenizer)
+        notes.append(word_pieces.unknown_note(unknown, name))
+        if options.text_mode == "lines":
+            padding = word_pieces.SpecialTokens.of(tokenizer).pad
+            notes.append(cut_note(sequences[split], padding, "lines", name))
+    return notes
 
 
 def operations_per_example(

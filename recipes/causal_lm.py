@@ -50,6 +50,7 @@ from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, flag, option
+from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -231,25 +232,16 @@ def main(options: Options) -> dict:
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         run.note(presets.added_tokens_note(preset, tokenizer))
-        template = None  # of text
-        if run.trained is not None:
-            template = run.metadata["template"]
-        elif isinstance(data, prompts.Prompts):
-            template, chosen = templates.choose(options.template, preset, tokenizer)
-            run.note(chosen)
+        template = choose_template(options, run, data, preset, tokenizer)
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
-            if run.trained is None:
-                presets.require_vocabulary(task, tokenizer, asked)
+            presets.require_vocabulary(task, tokenizer, asked)
+            fine_tuning.freeze(task, options)
+            if run.trained is None:  # only training computes the losses of experts' routers
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
-                fine_tuning.freeze(task, options)
         together = options.context == "row" or decoders.can_share_rows(task)
-        if not together:
-            run.note(
-                f"{type(task).__name__}: its layers cannot keep documents of a row apart, so "
-                "each document gets its own rows"
-            )
+        run.note(None if together else own_rows_note(task))
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
@@ -257,12 +249,9 @@ def main(options: Options) -> dict:
         # Of an evaluation on other data the model has not seen the training split.
         run.note(data.repeated_note() if run.has_own_dataset else None)
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
-        base_learning_rate = 4e-3
-        if preset is not None:
-            base_learning_rate = 5e-5 if options.lora_rank is None else 2e-4
         plan = run.plan(
             examples=len(rows["train"]),
-            base_learning_rate=base_learning_rate,
+            base_learning_rate=default_learning_rate(options, preset),
             warmup_steps=200,
             tokens_per_example=predicted["train"] / len(rows["train"]),
             about={
@@ -274,18 +263,7 @@ def main(options: Options) -> dict:
             preset=preset or "scratch",
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
-        train_data = batches.training_batches(
-            len(rows["train"]),
-            seed=options.seed,
-            make_batch=rows["train"].make_batch(),
-            **plan.batches,
-        )
-        valid_data, test_data = (
-            batches.evaluation_batches(
-                len(rows[split]), plan.global_batch_size, rows[split].make_batch()
-            )
-            for split in ("valid", "test")
-        )
+        train_data, valid_data, test_data = make_batches(options, plan, rows)
         baseline = baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
         if "kneser_ney_cross_entropy" in baseline:
             run.note(counted_note(rows["train"].tokens))
@@ -304,8 +282,7 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-            if run.trained is None:
-                fine_tuning.attach(model, options)
+            fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
         shown = beginnings(options, data, tokenizer, template)
         continuations = Continuations(
@@ -328,18 +305,75 @@ def main(options: Options) -> dict:
             found, notes = perplexities_or_notes(nats, data.splits["test"], tokenizer)
             test |= found
             run.note(*notes)
-        example = None
-        if isinstance(data, prompts.Prompts):
-            known = [prompts.as_input(prompt) for prompt, _ in data.splits["valid"]]
-            example = min(known, key=len)
         return run.finish(
             task,
             test=test,
             baseline=baseline,
             metadata={"template": template},
             preprocessor=preprocessor,
-            example_input=example,
+            example_input=example_of(data),
         )
+
+
+def choose_template(
+    options: Options, run, data: Text | prompts.Prompts, preset: str | None, tokenizer
+) -> str | None:
+    """Returns the template of prompts, noted if it was chosen for a preset; None for text.
+
+    Of an evaluation it is the one that the model was trained with.
+    """
+    if run.trained is not None:
+        return run.metadata["template"]
+    if not isinstance(data, prompts.Prompts):
+        return None
+    template, chosen = templates.choose(options.template, preset, tokenizer)
+    run.note(chosen)
+    return template
+
+
+def own_rows_note(task: keras_nlp.models.CausalLM) -> str:
+    """Returns the note about a task whose documents do not share rows."""
+    return (
+        f"{type(task).__name__}: its layers cannot keep documents of a row apart, so each document "
+        "gets its own rows"
+    )
+
+
+def default_learning_rate(options: Options, preset: str | None) -> float:
+    """Returns the default peak learning rate for one replica."""
+    if preset is None:
+        return 4e-3
+    return 5e-5 if options.lora_rank is None else 2e-4
+
+
+def make_batches(options: Options, plan: Plan, rows: dict) -> list[tf.data.Dataset]:
+    """Makes the batches of training, validation and test.
+
+    Args:
+        options: the seed.
+        plan: batch size, and where training starts.
+        rows: of tokens, by split; see `make_rows`.
+    """
+    train = batches.training_batches(
+        len(rows["train"]),
+        seed=options.seed,
+        make_batch=rows["train"].make_batch(),
+        **plan.batches,
+    )
+    evaluated = [
+        batches.evaluation_batches(
+            len(rows[split]), plan.global_batch_size, rows[split].make_batch()
+        )
+        for split in ("valid", "test")
+    ]
+    return [train, *evaluated]
+
+
+def example_of(data: Text | prompts.Prompts) -> str | None:
+    """Returns an input for the printed `predict` command; None where the usual one suits."""
+    if not isinstance(data, prompts.Prompts):
+        return None
+    return min((prompts.as_input(prompt) for prompt, _ in data.splits["valid"]), key=len)
 
 
 def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Path):

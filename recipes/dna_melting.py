@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import keras
 import keras_nlp
 import numpy as np
+import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
@@ -51,6 +52,7 @@ from training.command_line import command_line
 from training.errors import OptionsError
 from training.loaded_run import LoadedRun
 from training.options import HeldOutOptions, TransformerOptions, option
+from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp
 
@@ -363,27 +365,11 @@ def main(options: Options) -> dict:
             dataset=run.dataset,
             data_sha256=data_sha256(learned),
         )
-        batch_size = plan.global_batch_size
-        train_answers, valid_answers, test_answers = (
-            answers(used[name], options.enthalpy_weight, weights if name == "train" else None)
-            for name in ("train", "valid", "test")
-        )
-        train_data = arrays.training_data(
-            train_inputs,
-            *train_answers,
-            seed=options.seed,
-            change=melting.turn_duplexes(options.seed),
-            **plan.batches,
-        )
         if np.ptp(splits["test"][1]) == 0:
             run.note("r2 is left out: all temperatures of the test split are equal")
-        valid_data = arrays.evaluation_data(
-            splits["valid"][0], *valid_answers, batch_size=batch_size
-        )
-        test_data = arrays.evaluation_data(splits["test"][0], *test_answers, batch_size=batch_size)
+        train_data, valid_data, test_data = make_batches(options, plan, used, splits, weights)
         baseline = melting.baselines(molecules)
         # Of an evaluation on other data the model has not seen the training split.
-        repeated = melting.in_training(molecules, "test") if run.has_own_dataset else None
         run.note(*(melting.repeated_notes(molecules) if run.has_own_dataset else ()))
         # The encoder, its schedule and its loss in degrees C, under the strategy.
         with run.strategy.scope():
@@ -429,25 +415,17 @@ def main(options: Options) -> dict:
             name: outputs_of(melting_model, splits[name][0]) - splits[name][1]
             for name in ("valid", "test")
         }
-        spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
-        run.note(small_spread_note(options, spread))
-        by_dataset = {split: errors_by_dataset(molecules[split], missed[split]) for split in missed}
         trained_on = run.metadata.get("trained_on") or ranges(
             used["train"], train_inputs["columns"]
         )
+        results = results_of(options, run, molecules, missed)
+        results["metadata"] |= {"mean": mean, "trained_on": trained_on}
         is_usual = "perfect duplex" in trained_on["kinds"]
         return run.finish(
             melting_model,
-            test=errors(missed["test"], splits["test"][1])
-            | error_beside_formula(molecules["test"], missed["test"]),
             baseline=baseline,
-            valid_by_dataset=by_dataset["valid"],
-            test_by_dataset=by_dataset["test"],
-            **({} if repeated is None else {"test_molecules_in_training": repeated}),
-            within_plus_minus=share_within(spread, molecules["test"], missed["test"]),
-            metadata={"mean": mean, "plus_minus": spread, "trained_on": trained_on},
             example_input=None if is_usual else usual_input(molecules["test"][0]),
-            examples_table=lambda: worst_first(molecules["test"], missed["test"]),
+            **results,
         )
 
 
@@ -476,6 +454,73 @@ def answers(
     enthalpies, measured = melting.enthalpies(molecules)
     weights = np.ones(len(molecules)) if weights is None else weights
     return {"celsius": tm, "enthalpy": enthalpies}, {"celsius": weights, "enthalpy": measured}
+
+
+def make_batches(
+    options: Options,
+    plan: Plan,
+    molecules: dict[str, list[melting.Molecule]],
+    splits: dict[str, tuple[dict, np.ndarray]],
+    weights: np.ndarray | None,
+) -> list[tf.data.Dataset]:
+    """Makes the batches of training, validation and test.
+
+    Args:
+        options: the seed, and whether enthalpies are learned, too.
+        plan: batch size, and where training starts.
+        molecules: by split.
+        splits: the same molecules, encoded by `to_arrays()`.
+        weights: of the training molecules, or None for equal ones.
+    """
+    train = arrays.training_data(
+        splits["train"][0],
+        *answers(molecules["train"], options.enthalpy_weight, weights),
+        seed=options.seed,
+        change=melting.turn_duplexes(options.seed),
+        **plan.batches,
+    )
+    evaluated = [
+        arrays.evaluation_data(
+            splits[split][0],
+            *answers(molecules[split], options.enthalpy_weight),
+            batch_size=plan.global_batch_size,
+        )
+        for split in ("valid", "test")
+    ]
+    return [train, *evaluated]
+
+
+def results_of(
+    options: Options,
+    run,
+    molecules: dict[str, list[melting.Molecule]],
+    missed: dict[str, np.ndarray],
+) -> dict[str, Any]:
+    """Returns arguments of `run.finish()`: errors by dataset, and how far predictions may be off.
+
+    Args:
+        options: what chose the weights.
+        run: the run, or an evaluation.
+        molecules: by split.
+        missed: predicted minus measured temperatures of validation and test, in degrees C, each of
+            shape (n, 1).
+    """
+    spread = run.metadata.get("plus_minus", plus_minus(molecules["valid"], missed["valid"]))
+    run.note(small_spread_note(options, spread))
+    measured = melting.temperatures(molecules["test"])
+    results = {
+        "test": errors(missed["test"], measured)
+        | error_beside_formula(molecules["test"], missed["test"]),
+        "valid_by_dataset": errors_by_dataset(molecules["valid"], missed["valid"]),
+        "test_by_dataset": errors_by_dataset(molecules["test"], missed["test"]),
+        "within_plus_minus": share_within(spread, molecules["test"], missed["test"]),
+        "metadata": {"plus_minus": spread},
+        "examples_table": lambda: worst_first(molecules["test"], missed["test"]),
+    }
+    # Of an evaluation on other data the model has not seen the training split.
+    if run.has_own_dataset:
+        results["test_molecules_in_training"] = melting.in_training(molecules, "test")
+    return results
 
 
 def small_spread_note(options: Options, spread: dict[str, float]) -> str | None:

@@ -187,14 +187,9 @@ def main(options: Options) -> dict:
             run.note(*pairs.cut_notes(encoded[split], title))
         run.note(data.repeated_note() if run.has_own_dataset else None)
         run.note(next_tokens.special_note(data.as_text().splits["train"], tokenizer))
-        rates = encoder_decoders.RATES
-        base_learning_rate = 1e-3
-        if preset is not None:
-            task_name = type(preprocessor).__name__.removesuffix("Preprocessor")
-            base_learning_rate = rates.get(task_name, 5e-5) if options.lora_rank is None else 2e-4
         plan = run.plan(
             examples=len(splits["train"]),
-            base_learning_rate=base_learning_rate,
+            base_learning_rate=default_learning_rate(options, preset, preprocessor),
             warmup_steps=200,
             tokens_per_example=tokens_per_example(encoded["train"]),
             about={
@@ -211,9 +206,8 @@ def main(options: Options) -> dict:
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = build_model(options, tokenizer.vocabulary_size(), preset)
-            if run.trained is None:
-                presets.require_vocabulary(model, tokenizer, asked)
-                fine_tuning.freeze(model, options)
+            presets.require_vocabulary(model, tokenizer, asked)
+            fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -227,8 +221,7 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-            if run.trained is None:
-                fine_tuning.attach(model, options)
+            fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows the answers to some prompts.
         answers = Answers(run.tensorboard, model, preprocessor, splits["valid"][:4], options)
         fit_options = run.prepare(
@@ -277,6 +270,14 @@ def load_pairs(options: Options, run) -> prompts.Prompts:
     return prompts.load_prompts(
         run.dataset, held_out=run.held_out, test_file=run.test_file, columns=columns
     )
+
+
+def default_learning_rate(options: Options, preset: str | None, preprocessor) -> float:
+    """Returns the default peak learning rate for one replica."""
+    if preset is None:
+        return 1e-3
+    task_name = type(preprocessor).__name__.removesuffix("Preprocessor")
+    return encoder_decoders.RATES.get(task_name, 5e-5) if options.lora_rank is None else 2e-4
 
 
 def make_preprocessor(

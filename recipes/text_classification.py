@@ -201,7 +201,7 @@ def build_model(
             new model of scores or several labels: inputs of some hundred training sentences.
         keep_head: whether to use the head of the preset, a classifier of as many classes; an
             activation such as softmax is left out, since the loss and `predict()` expect logits.
-        scale: of a head for scores that is new or of `transformers`; see `scale_of`.
+        scale: of a head for scores that is new or of `transformers`; see `label_kinds.Scores`.
         several: for a new model of several labels: those of `sample`.
         label_weights: of the loss, for such a model; see `several_labels.balanced_weights`.
 
@@ -254,45 +254,25 @@ def main(options: Options) -> dict:
     with start_run("text_classification", options) as run:
         if run.finished:
             return run.results
-        # Word pieces and labels by split.
-        data = sentences.load_sentences(
-            run.dataset,
-            run.cache_dir,
-            text_column=options.text_column,
-            second_text_column=options.second_text_column,
-            label_column=options.label_column,
-            labels=next((k for k in ("scores", "several") if run.metadata.get(k)), options.labels),
-            held_out=run.held_out,
-            test_file=run.test_file,
-        )
-        require_kind(options, data)
-        if run.trained is not None:  # in the order of its classes
-            known = run.metadata.get("classes", ())
-            data = data.with_classes(known, run.metadata.get("several", False))
-            data.require_pairs(run.metadata.get("pairs", data.pairs))
+        # Sentences and labels; a tokenizer; token ids by split.
+        data = load_data(options, run)
         preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         run.note(*bert.vocabulary_notes(options, preset, data.as_text(), run.cache_dir))
         run.note(presets.added_tokens_note(preset, tokenizer))
-        if run.trained is None and options.init_from is None and preset is not None:
-            data = in_order_of_head(data, preset)
+        fine_tunes = preset is not None and options.init_from is None
+        if fine_tunes and run.trained is None:
+            data = in_order_of_head(data, str(preset))
         data = limited(options, data)
-        splits = data.splits
         # Of an evaluation on other data the model has not seen the training split.
-        run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
-        run.note(*undefined_area(options, data), unbalanced_note(options, data))
-        run.note(unlearnable_note(options, data))
-        inputs = sentences.encode_once(splits, preprocessor, run.cache_dir)
-        labels = {name: numbers for name, (_, numbers) in splits.items()}
+        run.note(data.note, sentences.repeated_note(data.splits) if run.has_own_dataset else None)
+        run.note(*label_notes(options, data))
+        inputs = sentences.encode_once(data.splits, preprocessor, run.cache_dir)
+        labels = {name: numbers for name, (_, numbers) in data.splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
             run.note(*token_notes(data.name, name, inputs[split]["token_ids"], tokenizer))
-        fine_tunes = preset is not None and options.init_from is None
-        token_dropout = options.token_dropout
-        if token_dropout is None:
-            token_dropout = 0.0 if fine_tunes or data.kind != "classes" else 0.5
-        if token_dropout:
-            presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {token_dropout}")
+        token_dropout = chosen_token_dropout(options, data, preset, tokenizer)
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),
@@ -303,61 +283,35 @@ def main(options: Options) -> dict:
             about={"sentences": data.describe(), "model": preset or "from scratch"},
             dataset=data.name,
             preset=preset or "scratch",
-            data_sha256=data_sha256(splits),
+            data_sha256=data_sha256(data.splits),
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         train_data, valid_data, test_data = make_batches(
             options, plan, inputs, labels, tokenizer, token_dropout
         )
         kind = label_kinds.KINDS[data.kind](data, options.metrics)
+        weights = kind.balanced_weights() if options.class_weights == "balanced" else None
         baseline = kind.baselines()
         run.note(baseline_note(data, baseline))
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
-            evidence = None
-            every = 1 + len(labels["train"]) // 500
-            sample = {name: rows[::every] for name, rows in inputs["train"].items()}
-            keep_head = run.trained is not None  # that of the run, with the scale of its scores
-            scale = scale_of(data) if data.scores else None
-            if preset is None:
-                evidence = kind.evidence(inputs["train"], tokenizer)
-            elif options.init_from is not None and run.trained is None:
-                run.note(unused_head_note(options.init_from, preset, data))
-            elif run.trained is None:
-                keep_head, about_head = presets.kept_head(preset, data.classes, data.several)
-                is_frozen = options.freeze_backbone or options.lora_rank is not None
-                run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
-            weights = kind.balanced_weights() if options.class_weights == "balanced" else None
-            model = build_model(
-                options,
-                len(data.classes) or 1,
-                preset,
-                evidence=evidence,
-                sample=sample if run.trained is None else None,
-                keep_head=keep_head,
-                scale=scale,
-                several=labels["train"][::every] if data.several else None,
-                label_weights=weights if isinstance(weights, np.ndarray) else None,
-            )
-            presets.require_vocabulary(model, tokenizer, str(preset))
-            if options.freeze_backbone and not (keep_head or run.resumes):
-                init_probe(model, inputs["train"], labels["train"], weights)
-            if run.trained is None:
-                fine_tuning.freeze(model, options)
+            model = make_model(options, run, kind, preset, inputs["train"], tokenizer, weights)
+            fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
             metrics = kind.metrics()
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
                 loss=kind.loss(options.label_smoothing, weights),
-                loss_weights=None if scale is None else [scale.scale**-2],  # in any unit the same
+                loss_weights=kind.loss_weights(),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
             )
-            if run.trained is None:
-                fine_tuning.attach(model, options)
+            fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how sentences are classified.
-        view = ClassifiedSentences(run.tensorboard, inputs["valid"], *splits["valid"], data.classes)
+        view = ClassifiedSentences(
+            run.tensorboard, inputs["valid"], *data.splits["valid"], data.classes
+        )
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[view]
         )
@@ -369,7 +323,7 @@ def main(options: Options) -> dict:
         # Called for `recipes.evaluate --examples` alone.
         results["examples_table"] = lambda: worst_first(model, inputs["test"], kind)
         if run.has_own_dataset:
-            results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
+            results["test_sentences_in_training"] = sentences.repeated_in_test(data.splits)
         return run.finish(
             model,
             baseline=baseline,
@@ -377,6 +331,86 @@ def main(options: Options) -> dict:
             example_input=example_of(data),
             **results,
         )
+
+
+def load_data(options: Options, run) -> sentences.Sentences:
+    """Loads sentences and labels; of an evaluation, with the classes in the model's order.
+
+    Args:
+        options: the columns, and the kind of the labels.
+        run: the run, or an evaluation.
+
+    Raises:
+        DataError: the files cannot be read, or are not what the model was trained on.
+        OptionsError: an option is for labels of another kind.
+    """
+    known = (kind for kind in ("scores", "several") if run.metadata.get(kind))
+    data = sentences.load_sentences(
+        run.dataset,
+        run.cache_dir,
+        text_column=options.text_column,
+        second_text_column=options.second_text_column,
+        label_column=options.label_column,
+        labels=next(known, options.labels),
+        held_out=run.held_out,
+        test_file=run.test_file,
+    )
+    require_kind(options, data)
+    if run.trained is not None:
+        classes = run.metadata.get("classes", ())
+        data = data.with_classes(classes, run.metadata.get("several", False))
+        data.require_pairs(run.metadata.get("pairs", data.pairs))
+    return data
+
+
+def make_model(
+    options: Options,
+    run,
+    kind: label_kinds.Classes,
+    preset: str | None,
+    inputs: dict[str, np.ndarray],
+    tokenizer,
+    weights,
+) -> keras_nlp.models.TextClassifier:
+    """Builds the model with the weights that its training begins with, and notes its head.
+
+    A new model knows what a naive Bayes classifier of the training split knows. One of a preset
+    keeps its head if that is for the same labels.
+
+    Args:
+        options: sizes, dropout, and what is trained.
+        run: the run; or an evaluation, which loads the trained weights into this model.
+        kind: that of the labels, with the sentences.
+        preset: a name, handle or folder; None for a new model.
+        inputs: the encoded training sentences.
+        tokenizer: of KerasNLP.
+        weights: of `kind.balanced_weights()`, or None.
+    """
+    data, is_new = kind.data, run.trained is None
+    labels = data.splits["train"][1]
+    keep_head = not is_new  # that of the run, with the scale of its scores
+    if options.init_from is not None and is_new:
+        run.note(unused_head_note(options.init_from, str(preset), data))
+    elif preset is not None and is_new:
+        keep_head, about_head = presets.kept_head(preset, data.classes, data.several)
+        is_frozen = options.freeze_backbone or options.lora_rank is not None
+        run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
+    every = 1 + len(labels) // 500
+    model = build_model(
+        options,
+        len(data.classes) or 1,
+        preset,
+        evidence=kind.evidence(inputs, tokenizer) if preset is None else None,
+        sample={name: rows[::every] for name, rows in inputs.items()} if is_new else None,
+        keep_head=keep_head,
+        scale=kind.scale(),
+        several=labels[::every] if data.several else None,
+        label_weights=weights if isinstance(weights, np.ndarray) else None,
+    )
+    presets.require_vocabulary(model, tokenizer, str(preset))
+    if options.freeze_backbone and not (keep_head or run.resumes):
+        init_probe(model, inputs, labels, weights)
+    return model
 
 
 def refused(options: Options, kind: str, reason: str) -> list[str]:
@@ -441,6 +475,15 @@ def undefined_area(options: Options, data: sentences.Sentences) -> list[str]:
             raise OptionsError(f"--keep-best val_auc: {reason}")
         notes.append(f"the {name} auc is 0: {reason}")
     return notes
+
+
+def label_notes(options: Options, data: sentences.Sentences) -> list[str | None]:
+    """Returns notes about labels that are not balanced, learned or measured as one may expect."""
+    return [
+        *undefined_area(options, data),
+        unbalanced_note(options, data),
+        unlearnable_note(options, data),
+    ]
 
 
 def unbalanced_note(options: Options, data: sentences.Sentences) -> str | None:
@@ -567,19 +610,6 @@ def example_of(data: sentences.Sentences) -> str | None:
     return min(data.splits["valid"][0], key=len).replace(sentences.SEPARATOR, PAIR)
 
 
-def scale_of(data: sentences.Sentences) -> keras.layers.Rescaling:
-    """Returns the last step of a new model of scores: from standard scores to the labels' unit.
-
-    The weights learn scores of mean 0 and deviation 1, with the same learning rate in any unit. The
-    head's `activation` is a layer of Keras, so a saved model answers in the unit without this
-    package.
-    """
-    # Keras reads them as float32, whatever the dtype of the layer.
-    mean, deviation = (float(np.float32(value)) for value in data.mean_and_deviation())
-    # In full precision, also under a mixed policy: half precision has steps of 0.06 at 100.
-    return keras.layers.Rescaling(deviation, mean, dtype=keras.config.floatx())
-
-
 def default_learning_rate(options: Options, preset: str | None) -> float:
     """Returns the default peak learning rate for one replica."""
     if options.init_from is not None:
@@ -587,6 +617,23 @@ def default_learning_rate(options: Options, preset: str | None) -> float:
     if preset is None or options.freeze_backbone or options.lora_rank is not None:
         return 5e-4
     return 5e-5
+
+
+def chosen_token_dropout(
+    options: Options, data: sentences.Sentences, preset: str | None, tokenizer
+) -> float:
+    """Returns the share of word pieces to mask in training: by default half, for new encoders.
+
+    Raises:
+        DataError: the tokenizer has no mask token.
+    """
+    share = options.token_dropout
+    if share is None:
+        fine_tunes = preset is not None and options.init_from is None
+        share = 0.0 if fine_tunes or data.kind != "classes" else 0.5
+    if share:
+        presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {share}")
+    return share
 
 
 def make_preprocessor(options: Options, preset: str | None, data, cache_dir: Path):

@@ -13,6 +13,7 @@ from models import fine_tuning
 from tests.support import causal_presets, seq2seq_presets
 
 PLAIN = dict(
+    evaluation=None,
     optimizer="adamw",
     weight_decay=0.0,
     clip_norm=None,

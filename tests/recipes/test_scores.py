@@ -13,7 +13,7 @@ import tensorflow as tf
 from data import scores, tables
 from data.errors import DataError
 from exports import huggingface
-from models import presets
+from models import label_kinds, presets
 from recipes import evaluate, export, predict, text_classification
 from tests.recipes.test_text_classification import TINY
 from tests.support import processes
@@ -346,7 +346,7 @@ def test_the_scale_is_of_the_training_split():
     splits = {name: (["a"], np.array([[float(n)]])) for n, name in enumerate(("valid", "test"))}
     splits["train"] = ["a", "b"], np.array([[2.0], [6.0]])
     data = text_classification.sentences.Sentences("x", splits, ())
-    scale = text_classification.scale_of(data)
+    scale = label_kinds.Scores(data).scale()
     assert (scale.scale, scale.offset) == (2.0, 4.0) and isinstance(scale, keras.layers.Rescaling)
 
 
