@@ -25,7 +25,7 @@ from data.download import fetch
 from data.errors import DataError, InputError, listed, require_some
 from data.files import expand
 from data.live_line import live_line
-from data.splits import NO_FILES, SPLITS, hash_of
+from data.splits import NO_FILES, SPLITS, hash_of, held_out_files
 from data.tables import folded, header_of, read_table
 
 FORMULA = "nearest-neighbour"
@@ -193,8 +193,7 @@ def load_melting(
         splits = _load_published(cache_dir)
     else:
         splits = _load(dataset, fold, held_out)
-    given = dict(held_out) if test_file is None else {**held_out, "test": expand(test_file)}
-    for split, file in given.items():
+    for split, file in held_out_files(held_out, test_file).items():
         splits[split] = [molecule for molecule, _ in _read_table(file)]
         if not splits[split]:
             raise DataError(f"{file}: no rows")
@@ -387,7 +386,7 @@ def unread_note(
         if path.is_dir():
             read = [*files, *held_out.values()]
             notes.append(tables.unread_note(path, read, COLUMNS[0]))
-    for file in [*held_out.values(), *([] if test_file is None else [expand(test_file)])]:
+    for file in dict.fromkeys(held_out_files(held_out, test_file).values()):
         columns = _unread_columns([file])
         notes.append(columns and f"{file.name}: {columns}")
     return "; ".join(filter(None, notes)) or None

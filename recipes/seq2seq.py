@@ -33,7 +33,7 @@ from data import arrays, batches, byte_pairs, next_tokens, pairs, prompts, summa
 from data import baselines as counted
 from data.errors import has_inputs
 from data.live_line import live_line
-from data.splits import instead_note
+from data.splits import held_out_files, instead_note
 from data.text_scores import bleu, rouge
 from models import encoder_decoders, fine_tuning, presets, samplers
 from models.losses import smoothed_cross_entropy
@@ -270,9 +270,9 @@ def load_pairs(options: Options, run) -> prompts.Prompts:
     columns = dataclasses.replace(columns, hint=prompts.COLUMNS_HINT)
     if run.dataset in ("auto", summaries.NAME):
         data = summaries.load_summaries(run.cache_dir)
-        given = {**run.held_out, "test": run.test_file} if run.test_file else run.held_out
+        given = held_out_files(run.held_out, run.test_file)
         read = {split: prompts.read_pairs(path, columns) for split, path in given.items()}
-        note = instead_note(data.name, run.held_out)
+        note = instead_note(data.name, run.held_out, run.test_file)
         return dataclasses.replace(data, splits=data.splits | read, note=note)
     return prompts.load_prompts(
         run.dataset, held_out=run.held_out, test_file=run.test_file, columns=columns
