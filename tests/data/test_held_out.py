@@ -226,8 +226,15 @@ def test_molecules_of_named_splits(tmp_path):
     load = READERS["molecules"][2]
     every = table(tmp_path / "all.csv", rows)
     write_molecules(tmp_path / "mine.csv", 60, 4)
-    found = load(every, held_out={"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"})
+    held_out = {"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"}
+    found = load(every, held_out=held_out)
     assert [len(found[split]) for split in ("train", "valid", "test")] == [30, 4, 4]
+    del held_out["test"]
+    for dataset in (every, melting.FORMULA, melting.NNN):
+        said = f"{tmp_path / 'mine.csv'} is the validation split, instead of that of {dataset}"
+        assert melting.unread_note(dataset, held_out) == said
+    assert melting.unread_note(str(tmp_path / "mine.csv"), held_out) is None
+    assert melting.unread_note(every, held_out, tmp_path / "mine.csv") is None
 
 
 def write_images(folder, name, count, seed):
