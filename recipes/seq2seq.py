@@ -46,6 +46,7 @@ from training.run import start_run
 from training.schedules import WarmUp
 
 AT_ONCE = 64  # answers
+TOP_K = 40  # tokens that `predict` draws among
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -429,7 +430,7 @@ def predict(
     *,
     num_beams: int = 0,
     temperature: float = 0.0,
-    top_k: int = 40,
+    top_k: int = TOP_K,
     top_p: float = 1.0,
     num_samples: int = 1,
     seed: int = 0,
@@ -455,6 +456,9 @@ def predict(
     problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
+    if temperature == 0 and (top_k, top_p) != (TOP_K, 1.0):
+        cause = f"--top-p {top_p}" if top_k == TOP_K else f"--top-k {top_k}"
+        problems.append(f"{cause}: needs a --temperature to draw with, such as 0.8")
     if not 0 <= num_beams <= 100:
         problems.append(f"--num-beams {num_beams}: must be in [0, 100]")
     elif num_beams > 1 and temperature > 0:
