@@ -4,14 +4,14 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from data import files
 from data.download import fetch
-from data.errors import DataError
+from data.errors import DataError, listed
 from data.splits import NO_FILES, SPLITS, TITLES, held_out_files, instead_note
 
 DIGITS = tuple("0123456789")
@@ -256,6 +256,26 @@ def _cut_validation(
 def _scaled(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scales bytes to [0, 1]."""
     return pixels[..., np.newaxis].astype(np.float32) / 255, labels.astype(np.int32)
+
+
+def unlearnable_note(
+    splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]
+) -> str | None:
+    """Returns a line about classes of test images that no training image has, or None.
+
+    Args:
+        splits: As in `Images.splits`; training may have fewer images.
+        classes: Names, in the order of the labels.
+    """
+    learned, asked = splits["train"][1], splits["test"][1]
+    missing = np.setdiff1d(asked, learned)
+    if not len(missing):
+        return None
+    names = listed([repr(classes[label]) for label in missing])
+    return (
+        f"no training images are of {names}, and {np.isin(asked, missing).sum():,} of "
+        f"{len(asked):,} test images are"
+    )
 
 
 def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:
