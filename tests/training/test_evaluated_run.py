@@ -251,10 +251,10 @@ class TestHeldOutFiles:
         (tmp_path / "mine.csv").touch()
         given = dict(validation_file=tmp_path / "mine.csv", test_file=str(tmp_path / "mine.csv"))
         tiny_recipe.main(kind(run_dir=tmp_path / "run", max_steps=1, **given))
-        for dataset in (None, "auto"):
+        for dataset in (None, "numbers", "auto"):
             evaluate(loaded(tmp_path / "run"), dataset=dataset, batch_size=32)
         both = {"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"}
-        assert found == [both, both, {}]
+        assert found == [both, both, both, {}]
 
     def test_only_an_evaluation_of_another_file_does_without_them(self, recipe, tmp_path):
         kind, _ = recipe
