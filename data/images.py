@@ -4,15 +4,15 @@ import dataclasses
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from data import files
 from data.download import fetch
-from data.errors import DataError
-from data.splits import NO_FILES, TITLES, instead_note
+from data.errors import DataError, listed
+from data.splits import NO_FILES, SPLITS, TITLES, held_out_files, instead_note
 
 DIGITS = tuple("0123456789")
 
@@ -88,12 +88,8 @@ def load_images(
         DataError: A file is missing, damaged or of another format, or a source does not answer.
     """
     images = _load(dataset)
-    splits, notes = dict(images.splits), [images.note, instead_note(images.name, held_out)]
-    if "valid" in held_out and images.name != "digits":  # whose validation split is not cut off
-        (pixels, labels), (more_pixels, more_labels) = splits["train"], splits["valid"]
-        splits["train"] = np.concatenate([pixels, more_pixels]), np.append(labels, more_labels)
-    given = dict(held_out) if test_file is None else {**held_out, "test": files.expand(test_file)}
-    for split, path in given.items():
+    splits = dict(images.splits)
+    for split, path in held_out_files(held_out, test_file).items():
         name = path.name.removesuffix(".gz")
         if not name.endswith(IMAGES):
             raise DataError(
@@ -101,11 +97,18 @@ def load_images(
                 f"plain or .gz, with one beside it whose name ends in {LABELS}"
             )
         splits[split] = _scaled(*_read_pair(path.parent, name.removesuffix(IMAGES), path))
-    note = "; ".join(filter(None, notes)) or None
-    return dataclasses.replace(images, splits=splits, note=note)
+    if "valid" not in splits:
+        splits |= _cut_validation(*splits["train"])
+    notes = [images.note, instead_note(images.name, held_out, test_file)]
+    return dataclasses.replace(
+        images,
+        splits={split: splits[split] for split in SPLITS},
+        note="; ".join(filter(None, notes)) or None,
+    )
 
 
 def _load(dataset: str) -> Images:
+    """Loads the splits that a dataset has; only the digits have a validation split."""
     if dataset == "auto":
         try:
             return _mnist()
@@ -122,7 +125,7 @@ def _mnist() -> Images:
     fetch([f"{ORIGIN}mnist.npz"], SHA256, path, "mnist")
     with np.load(path) as arrays:
         train, test = ((arrays[f"x_{half}"], arrays[f"y_{half}"]) for half in ("train", "test"))
-    return Images("mnist", _three_splits(train, test))
+    return Images("mnist", {"train": _scaled(*train), "test": _scaled(*test)})
 
 
 def _fashion_mnist() -> Images:
@@ -177,7 +180,7 @@ def _folder(dataset: str) -> Images:
     if missing:
         raise DataError(f"{folder}: {', '.join(missing)} missing, plain or .gz; {OTHERS}")
     train, test = (_read_pair(folder, f"{half}-") for half in ("train", "t10k"))
-    return Images(dataset, _three_splits(train, test))
+    return Images(dataset, {"train": _scaled(*train), "test": _scaled(*test)})
 
 
 def _read_pair(
@@ -242,21 +245,37 @@ def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=header).reshape(count, *shape)
 
 
-def _three_splits(
-    train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]
+def _cut_validation(
+    pixels: np.ndarray, labels: np.ndarray
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Scales bytes to [0, 1] and uses the end of the training images for validation."""
-    pixels, labels = _scaled(*train)
+    """Returns the training split without its end, which is the validation split."""
     kept = len(labels) - min(max(len(labels) // 10, 1), MOST_VALID)
-    return {
-        "train": (pixels[:kept], labels[:kept]),
-        "valid": (pixels[kept:], labels[kept:]),
-        "test": _scaled(*test),
-    }
+    return {"train": (pixels[:kept], labels[:kept]), "valid": (pixels[kept:], labels[kept:])}
 
 
 def _scaled(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales bytes to [0, 1]."""
     return pixels[..., np.newaxis].astype(np.float32) / 255, labels.astype(np.int32)
+
+
+def unlearnable_note(
+    splits: Mapping[str, tuple[np.ndarray, np.ndarray]], classes: Sequence[str]
+) -> str | None:
+    """Returns a line about classes of test images that no training image has, or None.
+
+    Args:
+        splits: As in `Images.splits`; training may have fewer images.
+        classes: Names, in the order of the labels.
+    """
+    learned, asked = splits["train"][1], splits["test"][1]
+    missing = np.setdiff1d(asked, learned)
+    if not len(missing):
+        return None
+    names = listed([repr(classes[label]) for label in missing])
+    return (
+        f"no training images are of {names}, and {np.isin(asked, missing).sum():,} of "
+        f"{len(asked):,} test images are"
+    )
 
 
 def read_image(path: str | Path) -> tuple[np.ndarray, list[str]]:

@@ -25,7 +25,7 @@ from data.download import fetch
 from data.errors import DataError, InputError, listed, require_some
 from data.files import expand
 from data.live_line import live_line
-from data.splits import NO_FILES, SPLITS, hash_of
+from data.splits import NO_FILES, SPLITS, hash_of, held_out_files, instead_note
 from data.tables import folded, header_of, read_table
 
 FORMULA = "nearest-neighbour"
@@ -193,8 +193,7 @@ def load_melting(
         splits = _load_published(cache_dir)
     else:
         splits = _load(dataset, fold, held_out)
-    given = dict(held_out) if test_file is None else {**held_out, "test": expand(test_file)}
-    for split, file in given.items():
+    for split, file in held_out_files(held_out, test_file).items():
         splits[split] = [molecule for molecule, _ in _read_table(file)]
         if not splits[split]:
             raise DataError(f"{file}: no rows")
@@ -371,7 +370,7 @@ def repeated_notes(splits: dict[str, list[Molecule]]) -> list[str]:
 def unread_note(
     dataset: str, held_out: Mapping[str, Path] = NO_FILES, test_file: Path | None = None
 ) -> str | None:
-    """Returns a line that names columns and tables of a dataset that are not read, or None.
+    """Returns a line that names columns, tables and splits of a dataset that are not read, or None.
 
     Args:
         dataset: See `load_melting`; what it cannot read has no such line.
@@ -379,15 +378,19 @@ def unread_note(
         test_file: a table of the test split, or None.
     """
     notes: list[str | None] = []
-    if dataset not in (FORMULA, NNN):
-        path = expand(dataset)
+    path, has_splits = expand(dataset), dataset in (FORMULA, NNN)
+    if not has_splits:
         named = [path / f"{split}.csv" for split in SPLITS if split not in held_out]
         files = [file for file in named if file.exists()] if path.is_dir() else [path]
         notes.append(_unread_columns(files))
         if path.is_dir():
             read = [*files, *held_out.values()]
             notes.append(tables.unread_note(path, read, COLUMNS[0]))
-    for file in [*held_out.values(), *([] if test_file is None else [expand(test_file)])]:
+        else:
+            has_splits = "split" in map(folded, header_of(path))
+    if has_splits:
+        notes.append(instead_note(dataset, held_out, test_file))
+    for file in dict.fromkeys(held_out_files(held_out, test_file).values()):
         columns = _unread_columns([file])
         notes.append(columns and f"{file.name}: {columns}")
     return "; ".join(filter(None, notes)) or None

@@ -23,6 +23,7 @@ from data.splits import (
     TITLES,
     files_by_split,
     fold,
+    held_out_files,
     layout_hint,
     missing_from,
     of_each,
@@ -253,8 +254,7 @@ def load_prompts(
     drawn = _splits_of(to_split, cut)
     for pair, split in zip(to_split, drawn, strict=True):
         splits[split].append(pair)
-    given = dict(held_out) if test_file is None else {**held_out, "test": files.expand(test_file)}
-    for split, path in given.items():
+    for split, path in held_out_files(held_out, test_file).items():
         pairs = list(_read(path, unread, columns.of_held_out()))
         splits[split] = [pair for pair in pairs if pair[1].strip()]
         empty_responses += len(pairs) - len(splits[split])

@@ -9,13 +9,14 @@ import scipy.stats
 
 from data import sentences, tfidf
 from data.live_line import Waiting
+from data.splits import TITLES
 from data.word_pieces import special_ids
 
 # Penalties of the ridge regression; the validation split chooses.
 ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)
 OTHERS = ("valid", "test")  # splits
-# Largest score, and smallest deviation of scores, whose squares float32 can add up; and the share
-# of the deviation by which float32 may round a score.
+# What scores must not reach, and their smallest deviation, so that float32 can add up squares; and
+# the share of the deviation by which float32 may round a score.
 LARGEST, SMALLEST, ROUNDED = 1e15, 1e-15, 0.01
 # Each word piece's mean score counts this many further sentences of the mean score: a piece that
 # is rare says little.
@@ -53,11 +54,15 @@ def out_of_range(splits: dict[str, tuple[list[str], np.ndarray]], precision: str
     """
     every = np.concatenate([scores[:, 0] for _, scores in splits.values()])
     training = splits["train"][1]
-    largest = float(np.abs(every).max())
-    if largest > LARGEST:
-        return f"the largest score is {largest:.3g}, expected at most {LARGEST:g}: change the unit"
+    for split, (_, scores) in splits.items():
+        largest = float(np.abs(scores).max())
+        if largest >= LARGEST:
+            return (
+                f"the largest score of the {TITLES.get(split, 'training')} split is {largest:.3g}, "
+                f"expected less than {LARGEST:g}: change the unit"
+            )
     deviation = float(training.std())
-    if 0 < deviation < SMALLEST:
+    if deviation < SMALLEST and np.ptp(training):  # of very small ones it is 0
         return (
             f"the scores differ by {deviation:.3g} (standard deviation), expected {SMALLEST:g} or "
             "more: change the unit"

@@ -34,6 +34,7 @@ from data.splits import (
     files_by_split,
     fold,
     hash_of,
+    held_out_files,
     instead_note,
     layout_hint,
     missing_from,
@@ -277,7 +278,7 @@ def load_sentences(
             "docstring belongs to, with the packages' names removed"
         )
         name, notes = INSTALLED_DOCS, [note] if dataset == "auto" else []
-        notes += filter(None, [instead_note(name, held_out)])
+        notes += filter(None, [instead_note(name, held_out, test_file)])
         columns = glue.Columns()
     else:
         name, path = dataset, files.expand(dataset)
@@ -296,7 +297,7 @@ def load_sentences(
                 "with train.tsv, dev.tsv and test.tsv (or .csv, .jsonl, .json, .parquet), a folder "
                 "with a folder of text files for each class, or one such table"
             )
-    given = dict(held_out) if test_file is None else {**held_out, "test": files.expand(test_file)}
+    given = held_out_files(held_out, test_file)
     for split, path in given.items():
         hint = f"; a {TITLES[split]} file has the columns of the training data: rename its own"
         rows[split] = _plain_numbers(_read([path], columns, notes, labels, hint), rows["train"])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data.errors import DataError, listed
+from data.files import expand
 
 SPLITS = ("train", "valid", "test")
 TITLES = {"valid": "validation", "test": "test"}  # of the splits that are not trained on
@@ -84,17 +85,35 @@ def missing_from(found: Iterable[str]) -> tuple[str, ...]:
     return tuple(split for split in SPLITS[1:] if split not in found)
 
 
-def instead_note(dataset: str, held_out: Mapping[str, Path]) -> str | None:
+def held_out_files(held_out: Mapping[str, Path], test_file: Path | None) -> dict[str, Path]:
+    """Returns the file to read for each split that has one.
+
+    An evaluation of a test file needs none of the files that were held out in training, which may
+    be gone: it reads the test file for each of their splits, which stay uncut from training.
+
+    Args:
+        held_out: Files of `--validation-file` and `--test-file` by split.
+        test_file: The test split of an evaluation, or None.
+    """
+    if test_file is None:
+        return dict(held_out)
+    return dict.fromkeys([*held_out, "test"], expand(test_file))
+
+
+def instead_note(
+    dataset: str, held_out: Mapping[str, Path], test_file: Path | None = None
+) -> str | None:
     """Returns a line about files that replace splits of a dataset, or None.
 
     Args:
         dataset: Has all splits.
         held_out: Files by split.
+        test_file: The test split of an evaluation, which needs no such line; or None.
     """
     notes = [
         f"{held_out[split]} is the {TITLES[split]} split, instead of that of {dataset}"
         for split in SPLITS
-        if split in held_out
+        if split in held_out and test_file is None
     ]
     return "; ".join(notes) or None
 

@@ -22,6 +22,7 @@ from data.splits import (
     SPLITS,
     TITLES,
     files_by_split,
+    held_out_files,
     instead_note,
     layout_hint,
     missing_from,
@@ -251,19 +252,19 @@ def load_text(
             or not UTF-8, or a split is missing.
     """
     column = text_column or TEXT
-    given = {split: Lines([(path, None)], column=column) for split, path in held_out.items()}
-    for split, lines in given.items():
+    paths = held_out_files(held_out, test_file)
+    every = {split: Lines([(path, None)], column=column) for split, path in paths.items()}
+    for split, lines in every.items():
         if not _has_lines(lines):
-            raise DataError(f"{held_out[split]}: no line of text")
+            raise DataError(f"{paths[split]}: no line of text")
+    given = {split: every[split] for split in held_out}  # a test file leaves training as it is
     text = _load_known(dataset, cache_dir)
     if text is None:
         text = _load_files(dataset, contiguous, column, given)
     elif given:
-        note = "; ".join(filter(None, (text.note, instead_note(text.name, held_out))))
-        text = dataclasses.replace(text, splits={**text.splits, **given}, note=note)
-    if test_file is not None:
-        test = Lines([(files.expand(test_file), None)], column=column)
-        text = _not_empty(dataclasses.replace(text, splits={**text.splits, "test": test}))
+        instead = instead_note(text.name, held_out, test_file)
+        text = dataclasses.replace(text, note="; ".join(filter(None, (text.note, instead))) or None)
+    text = dataclasses.replace(text, splits={**text.splits, **every})
     if text_column is None or any(map(_has_columns, text.splits.values())):
         return text
     unused = f"--text-column {text_column}: {dataset} has no columns"

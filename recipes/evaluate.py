@@ -32,7 +32,7 @@ from training.answer_table import problems_of_csv
 from training.command_line import command_line
 from training.errors import OptionsError, RunError
 from training.loaded_run import LoadedRun, evaluate, load_run
-from training.options import RunOptions, check, flag, option
+from training.options import RunOptions, check, file_problem, flag, option
 
 # Options of the recipe that another dataset may need to differ.
 COLUMNS = (
@@ -104,8 +104,9 @@ class Options(RunOptions):
             problems.append("--on and --dataset: pass only one of them")
         if self.on is not None and self.test_file is not None:
             problems.append("--on and --test-file: pass only one of them")
-        if self.test_file is not None and not files.expand(self.test_file).is_file():
-            problems.append(f"--test-file {self.test_file}: no such file")
+        problem = file_problem(self.test_file)
+        if problem is not None:
+            problems.append(f"--test-file {problem}")
         if self.png is not None and self.on is None:
             problems.append("--png: needs --on")
         if self.png is not None and self.png.suffix not in (".png", ".pdf", ".svg"):

@@ -22,7 +22,7 @@ from callbacks.pictures import ImageSummaries
 from data import arrays
 from data.baselines import most_frequent_accuracy
 from data.errors import has_inputs, read_each
-from data.images import load_images, read_image
+from data.images import load_images, read_image, unlearnable_note
 from training.artifacts import data_sha256
 from training.command_line import command_line
 from training.loaded_run import LoadedRun, top_k
@@ -91,6 +91,8 @@ def main(options: Options) -> dict:
         splits = arrays.draw_examples(
             images.splits, options.max_examples, options.seed, options.max_validation_examples
         )
+        # Of an evaluation on other data the model has not seen the training split.
+        run.note(unlearnable_note(splits, images.classes) if run.has_own_dataset else None)
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
         plan = run.plan(
             examples=len(splits["train"][1]),

@@ -33,7 +33,7 @@ from data import arrays, batches, byte_pairs, next_tokens, pairs, prompts, summa
 from data import baselines as counted
 from data.errors import has_inputs
 from data.live_line import live_line
-from data.splits import instead_note
+from data.splits import held_out_files, instead_note
 from data.text_scores import bleu, rouge
 from models import encoder_decoders, fine_tuning, presets, samplers
 from models.losses import smoothed_cross_entropy
@@ -46,6 +46,7 @@ from training.run import start_run
 from training.schedules import WarmUp
 
 AT_ONCE = 64  # answers
+TOP_K = 40  # tokens that `predict` draws among
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -263,9 +264,9 @@ def load_pairs(options: Options, run) -> prompts.Prompts:
     columns = dataclasses.replace(columns, hint=prompts.COLUMNS_HINT)
     if run.dataset in ("auto", summaries.NAME):
         data = summaries.load_summaries(run.cache_dir)
-        given = {**run.held_out, "test": run.test_file} if run.test_file else run.held_out
+        given = held_out_files(run.held_out, run.test_file)
         read = {split: prompts.read_pairs(path, columns) for split, path in given.items()}
-        note = instead_note(data.name, run.held_out)
+        note = instead_note(data.name, run.held_out, run.test_file)
         return dataclasses.replace(data, splits=data.splits | read, note=note)
     return prompts.load_prompts(
         run.dataset, held_out=run.held_out, test_file=run.test_file, columns=columns
@@ -430,7 +431,7 @@ def predict(
     *,
     num_beams: int = 0,
     temperature: float = 0.0,
-    top_k: int = 40,
+    top_k: int = TOP_K,
     top_p: float = 1.0,
     num_samples: int = 1,
     seed: int = 0,
@@ -456,6 +457,9 @@ def predict(
     problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
+    if temperature == 0 and (top_k, top_p) != (TOP_K, 1.0):
+        cause = f"--top-p {top_p}" if top_k == TOP_K else f"--top-k {top_k}"
+        problems.append(f"{cause}: needs a --temperature to draw with, such as 0.8")
     if not 0 <= num_beams <= 100:
         problems.append(f"--num-beams {num_beams}: must be in [0, 100]")
     elif num_beams > 1 and temperature > 0:

@@ -297,11 +297,13 @@ def evaluate(
     Raises:
         DataError: the data cannot be read.
     """
-    if dataset is not None and isinstance(trained.options, HeldOutOptions):
+    own = trained.resolved.get("dataset") or trained.options.dataset
+    is_own = dataset is None or files.is_same(dataset, own)
+    if not is_own and isinstance(trained.options, HeldOutOptions):
         data_options = {"validation_file": None, "test_file": None} | data_options
     options = dataclasses.replace(
         trained.options,
-        dataset=dataset or trained.resolved.get("dataset") or trained.options.dataset,
+        dataset=dataset or own,
         strategy="none",
         replicas=None,
         batch_size_per_replica=None,

@@ -368,10 +368,14 @@ class HeldOutOptions(SharedOptions):
     def problems(self) -> list[str]:
         """Returns a line for each file that does not exist, after those of other options."""
         problems = super().problems()
+        if self.evaluation is not None and self.evaluation.test_file is not None:
+            return problems  # that file alone is read
+        moved = "; the run read it: if it has moved, pass --test-file or --dataset"
+        hint = "" if self.evaluation is None else moved
         for name in ("validation_file", "test_file"):
-            path = getattr(self, name)
-            if path is not None and not expand(path).is_file():
-                problems.append(f"{flag(name)} {path}: no such file")
+            problem = file_problem(getattr(self, name))
+            if problem is not None:
+                problems.append(f"{flag(name)} {problem}{hint}")
         return problems
 
 
@@ -536,6 +540,14 @@ def check(options: ProgramOptions) -> None:
     problems = all_problems(options)
     if problems:
         raise OptionsError("\n".join(problems))
+
+
+def file_problem(path: Path | None) -> str | None:
+    """Returns what is wrong with the path of a file, after its name; None if it is one, or None."""
+    # Of os.path: Path's methods raise errors for a name that is too long.
+    if path is None or os.path.isfile(expand(path)):
+        return None
+    return f"{path}: {'not a file' if os.path.exists(expand(path)) else 'no such file'}"
 
 
 def profile_window(text: str | None) -> tuple[int, int] | None:

@@ -14,8 +14,9 @@ from data import files
 from data.baselines import standard_error
 from data.errors import DataError
 from data.prompts import of_input
+from data.splits import TITLES
 from data.templates import CHATS, form_of, last_text
-from training.options import SharedOptions, to_json
+from training.options import HeldOutOptions, SharedOptions, to_json
 
 BASELINES = {
     "copied": "the copied prompt",
@@ -41,7 +42,7 @@ Trained by the recipe `$recipe`: $steps steps of $batch examples$best.
 
 ## Data
 
-`$dataset`. Look up its licence before you pass the model on.
+`$dataset`$held_out. Look up its licence before you pass the model on.
 
 $notes
 
@@ -324,6 +325,7 @@ def model_card(
         example_input: an input of the recipe's `predict()`; None for the one of its options.
     """
     kind, best = type(options), results["weights_of_step"]
+    held_out = options.held_out if isinstance(options, HeldOutOptions) else {}
     rows = [f"| {name} | {value:.4f} | |" for name, value in results["test"].items()]
     rows += [f"| {name} | | {value:.4f} |" for name, value in results["baseline"].items()]
     load, words = 'keras.saving.load_model("model.keras")', ""
@@ -341,6 +343,7 @@ def model_card(
         best=f"; its weights are those of step {best:,}" if best != results["steps"] else "",
         batch=results["global_batch_size"] * options.accumulate_steps,
         dataset=Path(results["dataset"] or "not named").name,
+        held_out="".join(f"; {TITLES[split]}: `{path.name}`" for split, path in held_out.items()),
         notes="\n\n".join(_without_paths(note, options) for note in results["notes"]),
         model=type(model).__name__,
         parameters=f"{model.count_params():,}",

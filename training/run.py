@@ -268,6 +268,12 @@ class Run:
             require_shared_equally(batch, strategies.replicas(self.strategy))
         if self.finished:
             log.log(RESULT, "the run in %s is finished: nothing to do", self.folder.path)
+            if self.folder.ignored:
+                log.warning(
+                    "these options changed, without effect on a finished run; another --run-dir "
+                    "trains with them: %s",
+                    "; ".join(self.folder.ignored),
+                )
 
     def _require_shared_disk(self) -> None:
         """Refuses workers that do not see what the chief writes into the run's folder.

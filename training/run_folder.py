@@ -20,7 +20,7 @@ from data import files
 from distribution.cluster import RESTARTED
 from training.errors import RunError
 from training.folder_check import TOKEN, missing_folders, not_a_run, remove_empty
-from training.options import SharedOptions, flag, metadata, shown, to_json
+from training.options import SharedOptions, common, flag, metadata, shown, to_json
 from training.run_files import FIXED, read_options, read_results
 
 log = logging.getLogger("recipes")
@@ -43,6 +43,7 @@ class RunFolder:
         checkpoint: the checkpoint that this run resumes from, or None.
         results: the results of a finished run, or None.
         facts: resolved values of the earlier part (dataset, global batch ...), or empty.
+        ignored: a line for each changed option of a finished run, in which it has no effect.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class RunFolder:
         self.results: dict | None = None
         self.facts: dict = {}
         self.notes: list[str] = []
+        self.ignored: list[str] = []
         self._finished_at: int | None = None  # steps of the results that are there
         self._extends = options.resume == "extend"
         self._lock: TextIO | None = None
@@ -177,6 +179,7 @@ class RunFolder:
                     )
             elif problem is None:
                 self.results = results
+                self.ignored = self._changes(saved["options"])
             elif self.checkpoint is None:
                 raise RunError(
                     f"--run-dir {self.path}: the run is finished, but its model/ is damaged "
@@ -219,6 +222,18 @@ class RunFolder:
             metrics.rename(kept)
             log.warning("the metrics from before are in %s", kept)
         self._remove_logs()
+
+    def _changes(self, saved: dict) -> list[str]:
+        """Returns a line for each option that differs from the saved one, but paths and the like.
+
+        Only options that a resumed run may change do, once `_refuse_differences()` has returned.
+        """
+        now = json.loads(json.dumps(common(self.options)))
+        return [
+            f"{flag(name)}: was {saved[name]}, is now {now[name]}"
+            for name in now
+            if name in saved and name != "resume" and saved[name] != now[name]
+        ]
 
     def _refuse_differences(self, saved: dict) -> list[str]:
         """Refuses options that must not change; returns those that an extension changes."""

@@ -1,6 +1,7 @@
 """Files for validation and test beside the training data: `--validation-file`, `--test-file`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +140,23 @@ def test_a_test_file_of_an_evaluation_leaves_training_as_it_is(files):
     assert len(both["train"]) + len(trained["test"]) == 60 and len(both["test"]) == 6
 
 
+@READS
+def test_an_evaluation_of_a_test_file_needs_no_other(files, tmp_path):
+    load, every, held_out = files
+    trained = load(str(every), held_out=held_out)
+    scored = {split: tmp_path / "gone" for split in held_out}
+    found = load(str(every), held_out=scored, test_file=held_out["test"])
+    assert found["train"] == trained["train"] and found["test"] == trained["test"]
+
+
+def test_columns_of_an_evaluated_file_are_said_once(tmp_path):
+    rows = [row | {"remark": "x"} for row in hairpins(3)]
+    file = Path(table(tmp_path / "mine.csv", rows))
+    gone = {"valid": tmp_path / "gone.csv", "test": tmp_path / "gone.csv"}
+    note = melting.unread_note(melting.FORMULA, gone, file)
+    assert note == "mine.csv: columns that are not read: 'remark'"
+
+
 def test_lines_that_follow_one_another(tmp_path):
     write_text(tmp_path / "all.txt", 0, 60)
     write_text(tmp_path / "mine.txt", 100, 4)
@@ -174,6 +192,7 @@ def test_of_a_known_dataset_it_is_said_too(tmp_path, monkeypatch):
     write_text(tmp_path / "mine.txt", 0, 4)
     given = {"test": tmp_path / "mine.txt"}
     text = load_text("installed-docs", None, held_out=given)
+    assert load_text("installed-docs", None, held_out=given, test_file=given["test"]).note is None
     assert text.note == f"{given['test']} is the test split, instead of that of installed-docs"
     assert len(list(text.splits["test"])) == 4 and len(text.splits["valid"]) == 10
 
@@ -207,8 +226,15 @@ def test_molecules_of_named_splits(tmp_path):
     load = READERS["molecules"][2]
     every = table(tmp_path / "all.csv", rows)
     write_molecules(tmp_path / "mine.csv", 60, 4)
-    found = load(every, held_out={"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"})
+    held_out = {"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"}
+    found = load(every, held_out=held_out)
     assert [len(found[split]) for split in ("train", "valid", "test")] == [30, 4, 4]
+    del held_out["test"]
+    for dataset in (every, melting.FORMULA, melting.NNN):
+        said = f"{tmp_path / 'mine.csv'} is the validation split, instead of that of {dataset}"
+        assert melting.unread_note(dataset, held_out) == said
+    assert melting.unread_note(str(tmp_path / "mine.csv"), held_out) is None
+    assert melting.unread_note(every, held_out, tmp_path / "mine.csv") is None
 
 
 def write_images(folder, name, count, seed):
@@ -231,5 +257,9 @@ def test_idx_files_of_images(tmp_path):
     assert found.note == f"{mine} is the validation split, instead of that of {tmp_path}"
     found = load_images("digits", held_out={"valid": mine, "test": mine})
     assert [len(labels) for _, labels in found.splits.values()] == [1297, 7, 7]
+    gone = {"valid": tmp_path / "gone-images-idx3-ubyte"}
+    evaluated = load_images(str(tmp_path), held_out=gone, test_file=mine)
+    assert [len(labels) for _, labels in evaluated.splits.values()] == [40, 7, 7]
+    assert evaluated.note is None
     with pytest.raises(DataError, match="^--validation-file .*: expected an IDX file whose name"):
         load_images("digits", held_out={"valid": tmp_path / "x.csv"})

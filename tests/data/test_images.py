@@ -282,3 +282,11 @@ def test_fashion_mnist_is_downloaded_by_its_checksums_and_has_names(
         path.unlink()
     np.testing.assert_array_equal(load_images("fashion_mnist").splits["train"][1][:3], [0, 1, 2])
     assert (tmp_path / "keras" / "datasets" / "fashion-mnist").is_dir()
+
+
+def test_classes_of_the_test_split_that_no_training_image_has():
+    splits = {"train": (None, np.array([0, 1, 9])), "test": (None, np.array([9, 2, 1, 2, 7]))}
+    found = images.unlearnable_note(splits, images.DIGITS)
+    assert found == "no training images are of '2', '7', and 3 of 5 test images are"
+    splits["test"] = (None, np.array([9, 1]))
+    assert images.unlearnable_note(splits, images.DIGITS) is None

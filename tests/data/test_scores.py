@@ -294,8 +294,15 @@ def test_pieces_that_say_nothing_are_no_evidence():
         (1e-10, 0.0, "float32", None),
         (1.0, 1e9, "float64", None),
         (1.0, 1e9, "float32", "which float32 rounds by up to .* such as 1000000002, or pass --pre"),
-        (1e30, 0.0, "float64", "the largest score is 4e[+]30, expected at most 1e[+]15: change"),
+        (
+            1e30,
+            0.0,
+            "float64",
+            "score of the training split is 4e[+]30, expected less than 1e[+]15",
+        ),
+        (1e14, 6e14, "float32", "score of the training split is 1e[+]15, expected less than 1e[+]"),
         (1e-30, 0.0, "float64", "the scores differ by 1.41e-30 .*, expected 1e-15 or more: "),
+        (1e-310, 0.0, "float64", "the scores differ by 0 .*, expected 1e-15 or more: "),
     ],
 )
 def test_scores_that_float32_cannot_hold(factor, offset, precision, reason):
@@ -303,3 +310,11 @@ def test_scores_that_float32_cannot_hold(factor, offset, precision, reason):
     splits = {name: ([], numbers[:count]) for name, count in (("train", 5), ("test", 1))}
     found = scores.out_of_range(splits, precision)
     assert found is None if reason is None else re.search(reason, found)
+
+
+def test_a_score_of_the_test_split_that_is_too_large():
+    splits = {"train": ([], np.array([[1.0], [2.0]])), "test": ([], np.array([[-1e15]]))}
+    found = scores.out_of_range(splits, "float64")
+    assert found.startswith(
+        "the largest score of the test split is 1e+15, expected less than 1e+15"
+    )

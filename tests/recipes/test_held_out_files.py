@@ -1,6 +1,7 @@
 """Each recipe with `--validation-file` and `--test-file`: counted, kept, resumed and evaluated."""
 
 import importlib
+import shutil
 
 import pytest
 
@@ -24,14 +25,17 @@ QUICK = [pytest.param(r, marks=pytest.mark.long) if r != "dna_melting" else r fo
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_run_with_both_files(name, tmp_path):
-    strategy_run.write_data(tmp_path)
+    data, held_out = tmp_path / "data", tmp_path / "held_out"
+    data.mkdir()
+    strategy_run.write_data(data)
+    shutil.copytree(data, held_out)
     sizes, file = OPTIONS[name]
     recipe = importlib.import_module(f"recipes.{name}")
     options = recipe.Options(
-        **strategy_run.data_options(name, tmp_path),
+        **strategy_run.data_options(name, data),
         **sizes,
-        validation_file=tmp_path / file,
-        test_file=tmp_path / file,
+        validation_file=held_out / file,
+        test_file=held_out / file,
         max_steps=2,
         global_batch_size=8,
         strategy="none",
@@ -55,3 +59,8 @@ def test_a_run_with_both_files(name, tmp_path):
     run = load_run(options.run_dir)
     if hasattr(recipe, "n_gram_log_likelihoods"):
         assert recipe.n_gram_log_likelihoods(run, ["a text"], tmp_path / "cache")
+    # An evaluation of another file does without those of the run.
+    shutil.rmtree(held_out)
+    same = evaluate.main(evaluate.Options(**asked, test_file=data / file))
+    assert same["test"] == pytest.approx(results["test"], rel=1e-4)
+    assert same["baseline"] == pytest.approx(results["baseline"], rel=1e-9)

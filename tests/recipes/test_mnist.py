@@ -93,6 +93,18 @@ def test_the_names_of_the_classes_are_the_datasets(run, tmp_path):
     assert {answer["class"] for answer in answers} < set(GARMENTS)
 
 
+def test_classes_that_training_lacks_are_noted(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(mnist.arrays, "training_data", None)  # ends the run after its notes
+    options = TINY | dict(dataset=str(images), run_dir=tmp_path / "run")
+    with pytest.raises(TypeError):
+        mnist.main(mnist.Options(**options))
+    assert "no training images are of" not in capsys.readouterr().out
+    cut = dict(max_examples=4, global_batch_size=4, run_dir=tmp_path / "cut")
+    with pytest.raises(TypeError):
+        mnist.main(mnist.Options(**options | cut))
+    assert "no training images are of" in capsys.readouterr().out
+
+
 def test_pictures_are_of_the_validation_split(images, tmp_path, monkeypatch):
     class Shown(Exception):
         pass

@@ -297,6 +297,12 @@ def test_values_of_sampling_are_checked(run):
         seq2seq.predict(trained, ["a"], num_beams=101)
     with pytest.raises(OptionsError, match="--num-beams 2: searches; leave out --temperature"):
         seq2seq.predict(trained, ["a"], num_beams=2, temperature=0.5)
+    for ignored, said in ((dict(top_k=5), "--top-k 5"), (dict(top_p=0.9), "--top-p 0.9")):
+        with pytest.raises(OptionsError, match=f"^{said}: needs a --temperature to draw with"):
+            seq2seq.predict(trained, ["a"], **ignored)
+        with pytest.raises(OptionsError, match=f"^{said}: needs a --temperature to draw with"):
+            seq2seq.predict(trained, ["a"], num_beams=2, **ignored)
+        assert seq2seq.predict(trained, ["a"], temperature=0.8, **ignored)
 
 
 @pytest.mark.parametrize(

@@ -251,10 +251,21 @@ class TestHeldOutFiles:
         (tmp_path / "mine.csv").touch()
         given = dict(validation_file=tmp_path / "mine.csv", test_file=str(tmp_path / "mine.csv"))
         tiny_recipe.main(kind(run_dir=tmp_path / "run", max_steps=1, **given))
-        for dataset in (None, "auto"):
+        for dataset in (None, "numbers", "auto"):
             evaluate(loaded(tmp_path / "run"), dataset=dataset, batch_size=32)
         both = {"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"}
-        assert found == [both, both, {}]
+        assert found == [both, both, both, {}]
+
+    def test_only_an_evaluation_of_another_file_does_without_them(self, recipe, tmp_path):
+        kind, _ = recipe
+        (tmp_path / "mine.csv").touch()
+        run = tmp_path / "run"
+        tiny_recipe.main(kind(run_dir=run, max_steps=1, validation_file=tmp_path / "mine.csv"))
+        (tmp_path / "mine.csv").unlink()
+        with pytest.raises(OptionsError, match="^--validation-file .*: no such file; the run read"):
+            evaluate(loaded(run), dataset=None, batch_size=32)
+        with pytest.raises(OptionsError, match="^--test-file: this recipe ignores it"):
+            evaluate(loaded(run), dataset=None, batch_size=32, test_file=tmp_path / "new.csv")
 
     @pytest.mark.parametrize("name", ["validation_file", "test_file"])
     def test_a_recipe_that_reads_none_refuses_them(self, recipe, tmp_path, name):
@@ -274,6 +285,6 @@ class TestHeldOutFiles:
             tiny_recipe.main(options)
         assert str(refused.value).splitlines() == [
             "--validation-file no-such.csv: no such file",
-            f"--test-file {tmp_path}: no such file",
+            f"--test-file {tmp_path}: not a file",
         ]
         assert not (tmp_path / "run").exists()

@@ -115,14 +115,18 @@ def test_a_card_names_no_path_and_all_numbers():
         "versions": {"keras": keras.__version__},
     }
     options = mnist.Options(
-        dropout=0.2, dataset="/home/me/images", run_dir=Path("runs/one"), seed=3
+        dropout=0.2,
+        dataset="/home/me/images",
+        test_file=Path("/home/me/other/mine-images-idx3-ubyte"),
+        run_dir=Path("runs/one"),
+        seed=3,
     )
     more = {"metadata": {}, "described": shown(options) | {"learning_rate": 0.25}}
     card = model_card(model, results, options, **more)
     for part in (
         "# mnist: Classify small images",
         "`mnist`: 1,200 steps of 32 examples.",
-        "`images`. Look up its licence",
+        "`images`; test: `mine-images-idx3-ubyte`. Look up its licence",
         "digits are used instead",
         "\none's encoder alone; the head of bert is new: see https://a.b/c/d\n",
         "- `learning_rate`: 0.25\n",

@@ -627,6 +627,19 @@ class TestResume:
         assert said == f"the run in {finished} is finished: nothing to do\n"
         assert before == files_below(finished / "checkpoints") | files_below(finished / "model")
 
+    def test_of_a_finished_run_options_that_change_nothing_are_named(self, finished, capsys):
+        same = dict(resume="auto", quiet=False, cache_dir=finished / "cache")
+        start(finished, **EVALUATIONS, **same)
+        assert capsys.readouterr().out.count("\n") == 1
+        changed = dict(validate_every=None, keep_best="val_loss", quiet=True)
+        results = start(finished, **EVALUATIONS | changed)
+        assert results == processes.results(finished)
+        assert capsys.readouterr().out.splitlines()[1:] == [
+            "these options changed, without effect on a finished run; another --run-dir trains "
+            "with them: --validate-every: was 3, is now None; --keep-best: was None, is now "
+            "val_loss"
+        ]
+
     def test_an_extension_that_is_refused_leaves_it_finished(self, copied):
         with pytest.raises(OptionsError, match="--keep-best val_nothing"):
             start(copied, **EVALUATIONS, resume="extend", epochs=3, keep_best="val_nothing")
