@@ -884,7 +884,8 @@ class Run:
         if "test_standard_error" in results:
             shown_error = f"± {results['test_standard_error']:.4f} ({test_examples:,} examples)"
             log.log(RESULT, "%-14s accuracy %s", "standard error", shown_error)
-        for line in verdict(test, baseline, results["history"], results["steps"], test_examples):
+        history, epochs = results["history"], self.records.epochs
+        for line in verdict(test, baseline, history, results["steps"], test_examples, epochs):
             log.log(RESULT, "%-14s %s", "verdict", line)
 
     def _named(self, results: dict) -> dict:
