@@ -415,7 +415,7 @@ class Run:
             steps_done=info.step if info is not None else 0,
             resumed=self.folder.facts,
         )
-        if self.strategy_name != "parameter_server":
+        if self.options.steps_per_execution and self.strategy_name != "parameter_server":
             option_checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
         self._plan = plan
         self._jit = numerics.jit_compile(self.options, self.strategy, plan.total_steps)
@@ -527,7 +527,8 @@ class Run:
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, an option needs a split that is
-                None, or the recipe ignores `--dataset` or `--base-learning-rate`.
+                None, `compile(steps_per_execution=...)` does not divide an epoch, or the recipe
+                ignores `--dataset` or `--base-learning-rate`.
         """
         if self._was_prepared:
             raise RunError(
@@ -545,6 +546,7 @@ class Run:
         data_checks.require_fewer(options, validation)
         model_checks.require_in_scope(model, self.strategy)
         first_batches = data_checks.first_batches_sha256(train_data)
+        steps_per_execution = self._steps_per_execution(model)
         plateau = self._plateau(model)
         fitting.build(model, train_data)
         self._note_own_rate(model)
@@ -570,7 +572,7 @@ class Run:
         installed = step.install(
             model,
             batches_per_update=plan.accumulate_steps,
-            updates_per_execution=options.steps_per_execution,
+            updates_per_execution=steps_per_execution,
             jit_compile=bool(jit),
             gradient_checkpointing=options.gradient_checkpointing,
         )
@@ -579,11 +581,11 @@ class Run:
         if plan.replicas > 1:
             self.note(model_checks.random_layers_note(model))
         if self.strategy_name == "parameter_server":
-            several = options.steps_per_execution > 1
+            several = steps_per_execution > 1
             parameter_server.use_coordinator(
                 model,
                 installed,
-                window=options.steps_per_execution if several else parameter_server.WINDOW,
+                window=steps_per_execution if several else parameter_server.WINDOW,
                 steps_per_epoch=plan.steps_per_epoch,
                 total_steps=plan.total_steps,
                 steps_done=plan.steps_done,
@@ -619,6 +621,19 @@ class Run:
             "verbose": 0,  # the callbacks print
             "shuffle": False,  # the pipeline shuffles
         }
+
+    def _steps_per_execution(self, model: keras.Model) -> int:
+        """Returns `--steps-per-execution`, or without it what `compile()` got.
+
+        Raises:
+            OptionsError: that of `compile()` would run past the end of an epoch or the run.
+        """
+        if self.options.steps_per_execution is not None:
+            return self.options.steps_per_execution
+        compiled = inspection.compiled_steps_per_execution(model)
+        if self.strategy_name != "parameter_server":
+            option_checks.refuse_executions_across_epochs(compiled, self._plan, is_compiled=True)
+        return compiled
 
     def _require_same_everywhere(self, model: keras.Model, splits: dict) -> None:
         """Refuses workers with another model or other data.

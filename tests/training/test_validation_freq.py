@@ -1,8 +1,6 @@
 """Tests `fit(validation_freq=...)`: values of the validation stay with their epochs."""
 
 import pytest
-from tensorflow.python.summary.summary_iterator import summary_iterator
-
 from callbacks import checkpoint
 from tests.support import processes, tiny_recipe
 
@@ -23,11 +21,7 @@ def epochs_with_validation(folder):
 
 def charted(folder, tag):
     """The steps of a curve in TensorBoard."""
-    found = []
-    for path in folder.glob("events*"):
-        for event in summary_iterator(str(path)):
-            found += [event.step for value in event.summary.value if value.tag == tag]
-    return sorted(found)
+    return sorted(step for name, step, _ in processes.events(folder) if name == tag)
 
 
 @pytest.mark.parametrize("freq, validated", [(2, [2, 4]), ([1, 4], [1, 4])], ids=["int", "list"])
