@@ -1,6 +1,7 @@
 """Tests `fit(validation_freq=...)`: values of the validation stay with their epochs."""
 
 import pytest
+
 from callbacks import checkpoint
 from tests.support import processes, tiny_recipe
 
