@@ -607,12 +607,10 @@ class Run:
             names = with_perplexity(dict.fromkeys(measured, 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
-        fit_checks.watch_fit(model, tuple(callbacks), self.records)
         epochs_done = 0
         if info is not None:
             epochs_done = plan.epochs if info.state["finished"] else info.epochs_done
-        signals.training = True  # from now on a signal saves and stops the run
-        return {
+        fit_options = {
             "validation_data": validation,
             "callbacks": callbacks,
             "initial_epoch": epochs_done,
@@ -621,6 +619,13 @@ class Run:
             "verbose": 0,  # the callbacks print
             "shuffle": False,  # the pipeline shuffles
         }
+        best_of = ["early_stopping", "reduce_on_plateau"]
+        if options.validate_every is None:  # which finds the best one, too
+            best_of.insert(0, "keep_best")
+        used = [flag(name) for name in best_of if getattr(options, name) is not None]
+        fit_checks.watch_fit(model, fit_options, self.records, used)
+        signals.training = True  # from now on a signal saves and stops the run
+        return fit_options
 
     def _steps_per_execution(self, model: keras.Model) -> int:
         """Returns `--steps-per-execution`, or without it what `compile()` got.
