@@ -16,15 +16,16 @@ from training.errors import RunError
 from training.signals import signals
 
 # No checkpoint keeps their state, or a resumed epoch applies them twice (the scheduler's rate as a
-# function of the last one), so a resumed run would train differently.
-STATEFUL_KERAS_CALLBACKS = (
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.SwapEMAWeights,
-)
+# function of the last one), so a resumed run would train differently; what to use instead.
+STATEFUL_KERAS_CALLBACKS = {
+    keras.callbacks.BackupAndRestore: "nothing, since the same command resumes the run",
+    keras.callbacks.EarlyStopping: "--early-stopping, which restores the best weights",
+    keras.callbacks.LearningRateScheduler: "a schedule of keras.optimizers.schedules",
+    keras.callbacks.ModelCheckpoint: "--checkpoint-every and --keep-best",
+    keras.callbacks.OrbaxCheckpoint: "--checkpoint-every and --keep-best",
+    keras.callbacks.ReduceLROnPlateau: "--reduce-on-plateau",
+    keras.callbacks.SwapEMAWeights: "use_ema=True of the optimizer",
+}
 
 # What Keras's `fit(class_weight=...)` raises, and what to do about it.
 CLASS_WEIGHT_ERRORS = {
@@ -184,13 +185,23 @@ def argument_problem(given: dict, planned: dict, best_of: Sequence[str]) -> str 
 
 
 def _refuse_stateful(callback: keras.callbacks.Callback) -> None:
-    if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
+    for kind, remedy in STATEFUL_KERAS_CALLBACKS.items():
+        if isinstance(callback, kind):
+            raise RunError(
+                f"keras.callbacks.{kind.__name__} has state that no checkpoint keeps, so a resumed "
+                f"run would train differently: use {remedy}, or write a "
+                "callbacks.steps.StepCallback with get_state() and set_state()"
+            )
+    if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:
         raise RunError(
-            f"keras.callbacks.{type(callback).__name__} has state that no checkpoint keeps, so a "
-            "resumed run would train differently: use --keep-best, --early-stopping, "
-            "--reduce-on-plateau, a schedule of keras.optimizers.schedules or the averages of "
-            "the optimizer (use_ema), or write a callbacks.steps.StepCallback with "
-            "get_state() and set_state()"
+            "keras.callbacks.CSVLogger begins its file again when the run resumes: pass "
+            "append=True, or read metrics.jsonl in the run's folder"
+        )
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
+        raise RunError(
+            f"keras.callbacks.TensorBoard(update_freq={callback.update_freq!r}) counts batches "
+            "from 1 again when the run resumes: leave update_freq out; the run itself shows the "
+            "numbers of steps in TensorBoard (--log-every)"
         )
 
 

@@ -16,18 +16,41 @@ from training.errors import RunError
 
 class TestCallbacks:
     @pytest.mark.parametrize(
-        "callback",
+        "callback, remedy",
         [
-            keras.callbacks.EarlyStopping(),
-            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
-            keras.callbacks.SwapEMAWeights(),
+            (keras.callbacks.EarlyStopping(), "--early-stopping, which restores the best weights"),
+            (keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), "a schedule of"),
+            (keras.callbacks.ModelCheckpoint("x.keras"), "--checkpoint-every and --keep-best"),
+            (keras.callbacks.ReduceLROnPlateau(), "--reduce-on-plateau"),
+            (keras.callbacks.SwapEMAWeights(), "use_ema=True of the optimizer"),
         ],
-        ids=lambda callback: type(callback).__name__,
+        ids=lambda value: type(value).__name__,
     )
-    def test_state_that_no_checkpoint_keeps(self, tmp_path, callback):
+    def test_state_that_no_checkpoint_keeps(self, tmp_path, callback, remedy):
         said = refused(tmp_path, parts={"extra": [callback]})
         assert f"keras.callbacks.{type(callback).__name__} has state" in said
-        assert "--early-stopping" in said and "get_state() and set_state()" in said
+        assert f"use {remedy}" in said and "get_state() and set_state()" in said
+        assert "\n" not in said
+
+    def test_a_backup_is_needless(self, tmp_path):
+        callback = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        assert "since the same command resumes" in refused(tmp_path, parts={"extra": [callback]})
+
+    @pytest.mark.parametrize("later", [False, True])
+    def test_what_would_begin_again(self, tmp_path, later):
+        """A table, and the batches of TensorBoard, where the run resumes."""
+
+        def added(callback):
+            def fit(model, data, fit_options):
+                fit_options["callbacks"].append(callback)
+                model.fit(data, **fit_options)
+
+            return {"fit": fit} if later else {"extra": [callback]}
+
+        table = keras.callbacks.CSVLogger(str(tmp_path / "epochs.csv"))
+        assert "pass append=True, or read metrics.jsonl" in refused(tmp_path, parts=added(table))
+        board = keras.callbacks.TensorBoard(str(tmp_path / "logs"), update_freq="batch")
+        assert "TensorBoard(update_freq=1) counts" in refused(tmp_path, parts=added(board))
 
     def test_two_of_one_name(self, tmp_path):
         said = refused(tmp_path, parts={"extra": [tiny_recipe.Counter(), tiny_recipe.Counter()]})
