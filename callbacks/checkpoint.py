@@ -40,6 +40,7 @@ import keras
 
 from callbacks.errors import Stopped, saving
 from callbacks.metric_direction import direction
+from callbacks.records import epochs_of
 from callbacks.steps import StepCallback
 from callbacks.terminal_log import RESULT
 from data import files
@@ -131,7 +132,12 @@ def reopened(info: CheckpointInfo, steps_per_epoch: int) -> CheckpointInfo:
     info.state.update(finished=False, stop_training=False)
     if into:
         records = info.state["callbacks"]["records"]
-        records["history"] = {name: v[:epochs_done] for name, v in records["history"].items()}
+        epochs = {
+            name: [epoch for epoch in each if epoch <= epochs_done]
+            for name, each in epochs_of(records).items()
+        }
+        history = {name: v[: len(epochs[name])] for name, v in records["history"].items()}
+        records.update(history=history, epochs=epochs)
     return dataclasses.replace(info, epochs_done=epochs_done, steps_into_epoch=into)
 
 
@@ -260,6 +266,7 @@ class Checkpoint(StepCallback):
             self._direction = restored.state["best_direction"]
         records = restored.state["callbacks"].get("records", {}) if restored else {}
         self._values_before: list[float] = records.get("history", {}).get(best, [])
+        self._epochs_with_value: list[int] = list(epochs_of(records).get(str(best), []))
         self.weights_step: int | None = None
         self.notes: list[str] = []
         # At the last step of an epoch; what draws in the validation, too, advances the seeds.
@@ -337,6 +344,7 @@ class Checkpoint(StepCallback):
         self.epochs_done = epoch + 1
         better = False
         if self.best in logs:
+            self._epochs_with_value.append(self.epochs_done)
             better = self._is_better(float(logs[self.best]), self.epochs_done)
             self._end_early()
         if self.step % self.steps_per_epoch == 0:  # else an extended run resumes the epoch
@@ -355,8 +363,9 @@ class Checkpoint(StepCallback):
         return False
 
     def _end_early(self) -> None:
-        """Ends the run after `patience` epochs without an improvement."""
-        if self.patience and self.epochs_done - self.best_epoch >= self.patience:
+        """Ends the run after `patience` epochs with a value, none of which is an improvement."""
+        waited = sum(epoch > self.best_epoch for epoch in self._epochs_with_value)
+        if self.patience and waited >= self.patience:
             log.info(
                 "epoch %d: no better %s than %.4f of epoch %d: the run ends early",
                 self.epochs_done,
@@ -398,11 +407,12 @@ class Checkpoint(StepCallback):
     def _note_a_better_epoch(self, best_value: float) -> None:
         """Notes a better epoch from before `--keep-best` was added: its weights are gone."""
         sign = -1 if self._direction == "max" else 1
-        values = [sign * value for value in self._values_before[: self.best_since - 1]]
-        value = min(values, default=math.inf)
+        pairs = zip(self._values_before, self._epochs_with_value, strict=False)
+        before = [(sign * value, epoch) for value, epoch in pairs if epoch < self.best_since]
+        value, epoch = min(before, default=(math.inf, 0))
         if value < sign * best_value:
             self.notes.append(
-                f"epoch {values.index(value) + 1} had a better {self.best} ({sign * value:.4f}) "
+                f"epoch {epoch} had a better {self.best} ({sign * value:.4f}) "
                 f"than the best weights, those of epoch {self.best_epoch}: --keep-best was added "
                 f"or changed after epoch {self.best_since - 1}"
             )

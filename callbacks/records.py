@@ -38,7 +38,9 @@ class Records(StepCallback):
 
     Attributes:
         perplexity_of: name of a cross-entropy whose exponential is also recorded, or None.
-        history: one list per metric, one number per epoch.
+        history: one list per metric, one number per epoch that has it.
+        epochs: the epochs of the numbers of `history`, counted from 1: `fit(validation_freq=2)`
+            evaluates in every second one.
         workers_by_step: `{"from_step": 41, "workers": 1}` for each change of their number.
     """
 
@@ -58,6 +60,7 @@ class Records(StepCallback):
         self.perplexity_of: str | None = None
         self.workers = workers
         self.history: dict[str, list[float]] = {}
+        self.epochs: dict[str, list[int]] = {}
         self.workers_by_step: list[dict[str, int]] = []
         self._loss = StepLoss()  # of the steps until the last record or the last end of an epoch
         self._newest: tuple | None = None  # arguments of `StepLoss.add` for the last step
@@ -81,6 +84,7 @@ class Records(StepCallback):
         return {
             "bytes": self._length(),
             "history": self.history,
+            "epochs": self.epochs,
             "loss": vars(self._loss),
             "workers_by_step": self.workers_by_step,
         }
@@ -90,7 +94,7 @@ class Records(StepCallback):
 
         A file that is shorter has lost records, and maybe half of one: it is cut to whole lines.
         """
-        self.history = state["history"]
+        self.history, self.epochs = state["history"], epochs_of(state)
         vars(self._loss).update(state["loss"])
         self.workers_by_step = state["workers_by_step"]
         length = state["bytes"]
@@ -134,6 +138,7 @@ class Records(StepCallback):
         numbers = with_perplexity({k: float(v) for k, v in logs.items()}, self.perplexity_of)
         for name, value in numbers.items():
             self.history.setdefault(name, []).append(value)
+            self.epochs.setdefault(name, []).append(epoch + 1)
         numbers["learning_rate"] = used_learning_rate(self.model.optimizer)
         self._record("epoch", self.step, numbers | self.throughput.total())
 
@@ -164,6 +169,17 @@ class Records(StepCallback):
         # In one write: a reader never sees half a line while the process runs.
         with saving(path), open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(finite) + "\n")
+
+
+def epochs_of(state: dict) -> dict[str, list[int]]:
+    """Returns the epochs of the numbers of a history, per metric.
+
+    Args:
+        state: the `get_state()` of `Records`. One of an older version lacks the epochs: each has a
+            number of each metric.
+    """
+    every = {name: list(range(1, len(v) + 1)) for name, v in state.get("history", {}).items()}
+    return state.get("epochs", every)
 
 
 def loss_scale(optimizer: keras.optimizers.Optimizer) -> float:

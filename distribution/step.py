@@ -79,11 +79,11 @@ def install(
     own = inspection.own_steps(model)
     replicas = strategy.num_replicas_in_sync
     several = replicas > 1 or kinds.name_of(strategy) == "parameter_server"
-    if own and (several or batches_per_update > 1 or updates_per_execution > 1):
+    if own and (several or batches_per_update > 1):
         raise DistributionError(
             f"{type(model).__name__} overrides {' and '.join(own)}, which computes the mean of one "
-            "replica and one batch: train it on one device, without --accumulate-steps and "
-            "--steps-per-execution, or override compute_loss() and compute_metrics() instead"
+            "replica and one batch: train it on one device, without --accumulate-steps, or "
+            "override compute_loss() and compute_metrics() instead"
         )
     stateful = [layer.name for layer in inspection.layers_of(model) if _is_stateful(layer)]
     if stateful and replicas > 1:

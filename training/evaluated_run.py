@@ -168,7 +168,15 @@ class EvaluatedRun:
         fitting.build(model, batches)
         step.install(model)
         self._take_weights(model, saves or model, batches)
-        return {"epochs": 0, "steps_per_epoch": 1, "verbose": 0, "shuffle": False}
+        return {
+            "validation_data": validation,
+            "callbacks": [],
+            "initial_epoch": 0,
+            "epochs": 0,
+            "steps_per_epoch": 1,
+            "verbose": 0,
+            "shuffle": False,
+        }
 
     def _take_weights(self, model: keras.Model, built: keras.Model, test: tf.data.Dataset) -> None:
         """Sets the recipe's model, of which `built` is the saved part, to the run's weights.

@@ -1,5 +1,7 @@
 """Rejects callbacks and calls of `fit()` with which a resumed run would train differently."""
 
+import math
+import numbers
 from collections.abc import Sequence
 
 import keras
@@ -14,15 +16,16 @@ from training.errors import RunError
 from training.signals import signals
 
 # No checkpoint keeps their state, or a resumed epoch applies them twice (the scheduler's rate as a
-# function of the last one), so a resumed run would train differently.
-STATEFUL_KERAS_CALLBACKS = (
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.SwapEMAWeights,
-)
+# function of the last one), so a resumed run would train differently; what to use instead.
+STATEFUL_KERAS_CALLBACKS = {
+    keras.callbacks.BackupAndRestore: "nothing, since the same command resumes the run",
+    keras.callbacks.EarlyStopping: "--early-stopping, which restores the best weights",
+    keras.callbacks.LearningRateScheduler: "a schedule of keras.optimizers.schedules",
+    keras.callbacks.ModelCheckpoint: "--checkpoint-every and --keep-best",
+    keras.callbacks.OrbaxCheckpoint: "--checkpoint-every and --keep-best",
+    keras.callbacks.ReduceLROnPlateau: "--reduce-on-plateau",
+    keras.callbacks.SwapEMAWeights: "use_ema=True of the optimizer",
+}
 
 # What Keras's `fit(class_weight=...)` raises, and what to do about it.
 CLASS_WEIGHT_ERRORS = {
@@ -34,6 +37,26 @@ CLASS_WEIGHT_ERRORS = {
         "the model has several outputs; put weights for each of them into the training data, and "
         "leave out class_weight"
     ),
+}
+
+# Arguments of Keras's `fit()` that it ignores or rejects beside a dataset, and what to use instead.
+NOT_WITH_BATCHES = {
+    "y": "the batches of train_data have the labels: pass them to data.arrays.training_data()",
+    "sample_weight": (
+        "the batches of train_data have the weights: pass them to data.arrays.training_data()"
+    ),
+    "batch_size": (
+        "train_data has batches: choose their size by --batch-size-per-replica or "
+        "--global-batch-size"
+    ),
+    "validation_split": "pass the validation split to run.prepare(validation=...)",
+}
+# What decides the arguments of `fit()` that `run.prepare()` returns, and no call may change.
+DECIDED_BY = {
+    "epochs": "--epochs and --max-steps decide",
+    "initial_epoch": "the checkpoint decides",
+    "steps_per_epoch": "the examples and the batch of run.plan() decide",
+    "validation_data": "run.prepare(validation=...) decides",
 }
 
 
@@ -81,19 +104,112 @@ def class_weight_problem(error: ValueError) -> str | None:
     return None
 
 
+def class_weight_values_problem(class_weight) -> str | None:
+    """Returns a line about weights of classes that Keras cannot use or would train badly on."""
+    example = "expected weights by class, for instance {0: 1.0, 1: 3.0}"
+    if not isinstance(class_weight, dict) or not class_weight:
+        return f"model.fit(class_weight={class_weight!r}): {example}"
+    for name, weight in class_weight.items():
+        if not isinstance(name, numbers.Integral) or name < 0:
+            return f"model.fit(class_weight=...): {name!r} is not the number of a class: {example}"
+        if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
+            return (
+                f"model.fit(class_weight=...): the class {name} has the weight {weight!r}: "
+                "expected numbers of at least 0"
+            )
+    return None
+
+
+def _beyond_class_weight(class_weight: dict | None, error: str) -> str | None:
+    """Returns a line if an error of TensorFlow's says that a label is beyond the weighted classes.
+
+    Keras gives classes between those of `class_weight` the weight 1, but none beyond the last one.
+    """
+    if class_weight is None or "MapDataset" not in error:
+        return None
+    last = max(class_weight)
+    if f"is not in [0, {last + 1})" not in error:
+        return None
+    return (
+        f"model.fit(class_weight=...): the labels have classes beyond {last}, the last one with a "
+        "weight: give each class a weight"
+    )
+
+
+def _validates(epoch: int, validation_freq: int | list) -> bool:
+    """Tells whether `fit()` evaluates after an epoch, counted from 1."""
+    if isinstance(validation_freq, int):
+        return epoch % validation_freq == 0
+    return epoch in validation_freq
+
+
+def argument_problem(given: dict, planned: dict, best_of: Sequence[str]) -> str | None:
+    """Returns a line about an argument of `fit()` that is wrong, ignored or not the run's, or None.
+
+    Args:
+        given: the arguments by name.
+        planned: those that `run.prepare()` returned.
+        best_of: options that compare values of the validation after epochs.
+    """
+    for name, remedy in NOT_WITH_BATCHES.items():
+        if given.get(name) is not None and name not in planned:
+            return f"model.fit({name}=...): {remedy}, and leave out {name}"
+    for name, decides in DECIDED_BY.items():
+        if name not in given:
+            return (
+                f"model.fit() lacks {name}: call model.fit(train_data, **fit_options), with all "
+                "that run.prepare() returned"
+            )
+        now, then = given[name], planned[name]
+        if now is not then and not (isinstance(now, int) and now == then):
+            shown = f": {now!r} instead of {then!r}" if isinstance(then, int) else ""
+            return (
+                f"model.fit({name}=...) is not what run.prepare() returned{shown}; {decides}: "
+                "leave it out"
+            )
+    freq = given.get("validation_freq", 1)
+    if not isinstance(freq, list) and not (isinstance(freq, int) and freq >= 1):
+        return (
+            f"model.fit(validation_freq={freq!r}): expected a number of epochs, at least 1, or a "
+            "list of epochs"
+        )
+    epochs = range(1, planned["epochs"] + 1)
+    if best_of and not any(_validates(epoch, freq) for epoch in epochs):
+        return (
+            f"{', '.join(best_of)}: model.fit(validation_freq={freq!r}) validates after none of "
+            f"the {planned['epochs']} epochs"
+        )
+    if given.get("class_weight") is not None:
+        return class_weight_values_problem(given["class_weight"])
+    return None
+
+
 def _refuse_stateful(callback: keras.callbacks.Callback) -> None:
-    if isinstance(callback, STATEFUL_KERAS_CALLBACKS):
+    for kind, remedy in STATEFUL_KERAS_CALLBACKS.items():
+        if isinstance(callback, kind):
+            raise RunError(
+                f"keras.callbacks.{kind.__name__} has state that no checkpoint keeps, so a resumed "
+                f"run would train differently: use {remedy}, or write a "
+                "callbacks.steps.StepCallback with get_state() and set_state()"
+            )
+    if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:
         raise RunError(
-            f"keras.callbacks.{type(callback).__name__} has state that no checkpoint keeps, so a "
-            "resumed run would train differently: use --keep-best, --early-stopping, "
-            "--reduce-on-plateau, a schedule of keras.optimizers.schedules or the averages of "
-            "the optimizer (use_ema), or write a callbacks.steps.StepCallback with "
-            "get_state() and set_state()"
+            "keras.callbacks.CSVLogger begins its file again when the run resumes: pass "
+            "append=True, or read metrics.jsonl in the run's folder"
+        )
+    if isinstance(callback, keras.callbacks.TensorBoard) and callback.update_freq != "epoch":
+        raise RunError(
+            f"keras.callbacks.TensorBoard(update_freq={callback.update_freq!r}) counts batches "
+            "from 1 again when the run resumes: leave update_freq out; the run itself shows the "
+            "numbers of steps in TensorBoard (--log-every)"
         )
 
 
 def watch_fit(
-    model: keras.Model, of_run: Sequence[keras.callbacks.Callback], first: keras.callbacks.Callback
+    model: keras.Model,
+    planned: dict,
+    first: keras.callbacks.Callback,
+    best_of: Sequence[str] = (),
 ) -> None:
     """Makes `model.fit()` reject what a resumed run would train on differently, until it is over.
 
@@ -105,13 +221,18 @@ def watch_fit(
 
     Args:
         model: compiled and built; changed in place.
-        of_run: the callbacks of the run.
-        first: the first of them that comes after those of the recipe.
+        planned: the arguments of `fit()` that `run.prepare()` returns, the run's callbacks among
+            them.
+        first: the first of the callbacks that comes after those of the recipe.
+        best_of: options that compare values of the validation after epochs.
 
     Raises:
-        RunError: by `fit()`: it gets arrays, not the run's callbacks, or a callback with state that
-            no checkpoint keeps; or it is called again. By `compile()`.
+        RunError: by `fit()`: it gets arrays, other arguments than those of the run, wrong weights
+            of classes, not the run's callbacks, or a callback with state that no checkpoint keeps;
+            or it is called again. By `compile()`.
     """
+    # Copied: programs add arguments and callbacks to them.
+    planned, of_run = dict(planned), tuple(planned["callbacks"])
     # A model that an earlier run has trained has that run's.
     fit_stock = getattr(model.fit, "stock", model.fit)
     compile_stock = getattr(model.compile, "stock", model.compile)
@@ -144,11 +265,16 @@ def watch_fit(
                 f"resumes: call {all_arguments}"
             )
         callbacks = kwargs.get("callbacks") or []
-        callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
+        # Those of a CallbackList; one alone, or lists within lists, as Keras takes them.
+        callbacks = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
         if not all(any(each is own for each in callbacks) for own in of_run):
             raise RunError(
                 f"model.fit() lacks callbacks of the run, which save and log: call {all_arguments}"
             )
+        given = dict(zip(("x", "y"), args, strict=False)) | kwargs
+        problem = argument_problem(given, planned, best_of)
+        if problem is not None:
+            raise RunError(problem)
         added = [each for each in callbacks if not any(each is own for own in of_run)]
         for callback in added:
             _refuse_stateful(callback)
@@ -172,6 +298,11 @@ def watch_fit(
             data.copied_ahead = strategies.gpu_without_strategy(model.distribute_strategy)
         try:
             return fit_stock(*args, **kwargs)
+        except tf.errors.InvalidArgumentError as error:
+            problem = _beyond_class_weight(kwargs.get("class_weight"), str(error))
+            if problem is None:
+                raise
+            raise RunError(problem) from error
         finally:
             data.copied_ahead = None
 

@@ -50,6 +50,12 @@ def require_compiled(model: keras.Model, train_data) -> None:
             f"{type(model).__name__} is compiled with run_eagerly=True, and a run computes its "
             "steps as graphs: leave it out"
         )
+    executed = inspection.compiled_steps_per_execution(model) if model.compiled else 1
+    if not isinstance(executed, int) or executed < 1:
+        problems.append(
+            f"{type(model).__name__} is compiled with steps_per_execution={executed!r}: expected "
+            "a number of steps, at least 1"
+        )
     if not isinstance(train_data, tf.data.Dataset):
         problems.append(
             f"train_data is a {type(train_data).__name__}: expected batches as a tf.data.Dataset; "

@@ -151,12 +151,13 @@ def _similar_argument(method: Callable, name: str) -> str | None:
     return similar[0] if similar else None
 
 
-def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
+def refuse_executions_across_epochs(steps: int, plan: Plan, is_compiled: bool = False) -> None:
     """Rejects `--steps-per-execution` that would run past the end of an epoch or the run.
 
     Args:
         steps: steps per execution.
         plan: the plan; a resumed run may start within an epoch.
+        is_compiled: whether they are those of `compile()`, not of the option.
 
     Raises:
         OptionsError: names the number that it must divide.
@@ -164,9 +165,14 @@ def refuse_executions_across_epochs(steps: int, plan: Plan) -> None:
     numbers = (min(plan.steps_per_epoch, plan.total_steps), plan.total_steps, plan.steps_done)
     common = math.gcd(*numbers)
     if common % steps:
+        name, remedy = f"--steps-per-execution {steps}", ""
+        if is_compiled:
+            name = f"model.compile(steps_per_execution={steps})"
+            remedy = ", as may --steps-per-execution, which takes precedence"
         raise OptionsError(
-            f"--steps-per-execution {steps}: an epoch has {plan.steps_per_epoch} steps and the "
+            f"{name}: an epoch has {plan.steps_per_epoch} steps and the "
             f"run {plan.total_steps}, {plan.steps_done} of them done; it must divide {common}"
+            f"{remedy}"
         )
 
 

@@ -259,9 +259,10 @@ class SharedOptions(ProgramOptions):
     jit: Literal["auto", "on", "off"] = _devices(
         "auto", "Compile the training step with XLA; auto decides by device and run length."
     )
-    steps_per_execution: int = _devices(
-        1,
-        "Steps to run in one call of the training function; callbacks act between calls.",
+    steps_per_execution: int | None = _devices(
+        None,
+        "Steps to run in one call of the training function (default: those of compile() in the "
+        "recipe, usually 1); callbacks act between calls.",
         within=COUNT,
     )
     gradient_checkpointing: bool = _devices(

@@ -107,6 +107,7 @@ def verdict(
     history: dict[str, list[float]],
     steps: int | None = None,
     test_examples: int | None = None,
+    epochs: dict[str, list[int]] | None = None,
 ) -> list[str]:
     """Compares the metrics of the test split with the baselines.
 
@@ -114,11 +115,13 @@ def verdict(
         test: metrics by name.
         baseline: numbers by name; a name that ends in that of a test metric is compared with it
             (`unigram_cross_entropy` with `cross_entropy`).
-        history: one list per metric, one number per epoch; validation metrics begin with `val_`.
+        history: one list per metric, one number per epoch that has it; validation metrics begin
+            with `val_`.
         steps: of the run, or None.
         test_examples: examples that an `accuracy` is a share of, or None. A gain in accuracy, or in
             another metric whose larger values are better, is then narrow if it is less than two
             standard errors of the accuracy.
+        epochs: the epochs of the numbers of `history`, counted from 1; None for all of them.
 
     Returns:
         Lines: the baselines that are beaten, beaten narrowly, or not beaten; then a suggestion.
@@ -159,7 +162,8 @@ def verdict(
     if others or narrowly:
         losses = history.get("val_loss", [])
         if losses and losses[-1] > min(losses) * 1.02 and not _still_improves(history):
-            best = f"after epoch {losses.index(min(losses)) + 1} of {len(losses)}"
+            validated = (epochs or {}).get("val_loss", range(1, len(losses) + 1))
+            best = f"after epoch {validated[losses.index(min(losses))]} of {validated[-1]}"
             lines.append(f"try more data or more --dropout: val_loss was best {best}")
         elif steps is not None and steps < FEW_STEPS:
             lines.append(f"{steps:,} steps are few: try a smaller batch or more --epochs")

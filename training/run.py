@@ -421,7 +421,7 @@ class Run:
             steps_done=info.step if info is not None else 0,
             resumed=self.folder.facts,
         )
-        if self.strategy_name != "parameter_server":
+        if self.options.steps_per_execution and self.strategy_name != "parameter_server":
             option_checks.refuse_executions_across_epochs(self.options.steps_per_execution, plan)
         self._plan = plan
         self._jit = numerics.jit_compile(self.options, self.strategy, plan.total_steps)
@@ -533,7 +533,8 @@ class Run:
             DistributionError: the model cannot be made exact under this strategy, or XLA cannot
                 compile it.
             OptionsError: the model has no metric `--keep-best`, an option needs a split that is
-                None, or the recipe ignores `--dataset` or `--base-learning-rate`.
+                None, `compile(steps_per_execution=...)` does not divide an epoch, or the recipe
+                ignores `--dataset` or `--base-learning-rate`.
         """
         if self._was_prepared:
             raise RunError(
@@ -551,6 +552,7 @@ class Run:
         data_checks.require_fewer(options, validation)
         model_checks.require_in_scope(model, self.strategy)
         first_batches = data_checks.first_batches_sha256(train_data)
+        steps_per_execution = self._steps_per_execution(model)
         plateau = self._plateau(model)
         fitting.build(model, train_data)
         self._note_own_rate(model)
@@ -576,7 +578,7 @@ class Run:
         installed = step.install(
             model,
             batches_per_update=plan.accumulate_steps,
-            updates_per_execution=options.steps_per_execution,
+            updates_per_execution=steps_per_execution,
             jit_compile=bool(jit),
             gradient_checkpointing=options.gradient_checkpointing,
         )
@@ -585,11 +587,11 @@ class Run:
         if plan.replicas > 1:
             self.note(model_checks.random_layers_note(model))
         if self.strategy_name == "parameter_server":
-            several = options.steps_per_execution > 1
+            several = steps_per_execution > 1
             parameter_server.use_coordinator(
                 model,
                 installed,
-                window=options.steps_per_execution if several else parameter_server.WINDOW,
+                window=steps_per_execution if several else parameter_server.WINDOW,
                 steps_per_epoch=plan.steps_per_epoch,
                 total_steps=plan.total_steps,
                 steps_done=plan.steps_done,
@@ -611,12 +613,10 @@ class Run:
             names = with_perplexity(dict.fromkeys(measured, 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
-        fit_checks.watch_fit(model, tuple(callbacks), self.records)
         epochs_done = 0
         if info is not None:
             epochs_done = plan.epochs if info.state["finished"] else info.epochs_done
-        signals.training = True  # from now on a signal saves and stops the run
-        return {
+        fit_options = {
             "validation_data": validation,
             "callbacks": callbacks,
             "initial_epoch": epochs_done,
@@ -625,6 +625,26 @@ class Run:
             "verbose": 0,  # the callbacks print
             "shuffle": False,  # the pipeline shuffles
         }
+        best_of = ["early_stopping", "reduce_on_plateau"]
+        if options.validate_every is None:  # which finds the best one, too
+            best_of.insert(0, "keep_best")
+        used = [flag(name) for name in best_of if getattr(options, name) is not None]
+        fit_checks.watch_fit(model, fit_options, self.records, used)
+        signals.training = True  # from now on a signal saves and stops the run
+        return fit_options
+
+    def _steps_per_execution(self, model: keras.Model) -> int:
+        """Returns `--steps-per-execution`, or without it what `compile()` got.
+
+        Raises:
+            OptionsError: that of `compile()` would run past the end of an epoch or the run.
+        """
+        if self.options.steps_per_execution is not None:
+            return self.options.steps_per_execution
+        compiled = inspection.compiled_steps_per_execution(model)
+        if self.strategy_name != "parameter_server":
+            option_checks.refuse_executions_across_epochs(compiled, self._plan, is_compiled=True)
+        return compiled
 
     def _require_same_everywhere(self, model: keras.Model, splits: dict) -> None:
         """Refuses workers with another model or other data.
@@ -890,7 +910,8 @@ class Run:
         if "test_standard_error" in results:
             shown_error = f"± {results['test_standard_error']:.4f} ({test_examples:,} examples)"
             log.log(RESULT, "%-14s accuracy %s", "standard error", shown_error)
-        for line in verdict(test, baseline, results["history"], results["steps"], test_examples):
+        history, epochs = results["history"], self.records.epochs
+        for line in verdict(test, baseline, history, results["steps"], test_examples, epochs):
             log.log(RESULT, "%-14s %s", "verdict", line)
 
     def _named(self, results: dict) -> dict:

@@ -60,6 +60,14 @@ def needs_labels(model: keras.Model) -> bool:
     return by_loss or (by_metrics and model._compile_metrics is not None)
 
 
+def compiled_steps_per_execution(model: keras.Model) -> int:
+    """Returns what `compile(steps_per_execution=...)` got.
+
+    Lacks: `model.steps_per_execution` is what a run has set.
+    """
+    return model._compile_config.config["steps_per_execution"]
+
+
 def is_deterministic() -> bool:
     """Tells whether `tf.config.experimental.enable_op_determinism()` was called.
 

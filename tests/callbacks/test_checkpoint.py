@@ -108,6 +108,11 @@ class TestOnDisk:
         found = reopened(newest(tmp_path), 9)
         assert (found.epochs_done, found.steps_into_epoch) == (2, 2)
         assert found.state["callbacks"]["records"]["history"] == {"loss": [3.0, 2.0]}
+        some = {"history": {"val_loss": [3.0, 2.0]}, "epochs": {"val_loss": [2, 3]}}
+        save(tmp_path, 20, epochs_done=3, callbacks={"records": some})
+        found = reopened(newest(tmp_path), 9).state["callbacks"]["records"]
+        assert found == {"history": {"val_loss": [3.0]}, "epochs": {"val_loss": [2]}}
+        save(tmp_path, 20, epochs_done=3, callbacks={"records": RECORDS})
         whole = reopened(newest(tmp_path), 10)
         assert (whole.epochs_done, whole.steps_into_epoch) == (2, 0)
         assert whole.state["callbacks"]["records"] == RECORDS

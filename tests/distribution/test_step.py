@@ -211,7 +211,6 @@ class TestStepOfItsOwn:
             (2, "mirrored", {}),
             (1, "parameter_server", {}),
             (1, "none", {"batches_per_update": 2}),
-            (1, "none", {"updates_per_execution": 2}),
         ],
     )
     def test_is_refused_where_it_would_be_wrong(self, count, name, options, monkeypatch):

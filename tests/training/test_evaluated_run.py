@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from data import arrays
 from distribution.keras_compat import patches
 from tests.support import tiny_recipe
 from training import evaluated_run
@@ -91,6 +92,28 @@ class WithoutLabels(keras.Model):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return keras.ops.mean(y_pred**2)
+
+
+def test_fit_has_the_arguments_of_a_training(tmp_path):
+    """A program may add a callback to `fit_options["callbacks"]`."""
+    trained = {}
+
+    def fit(model, data, fit_options):
+        trained.update(fit_options)
+        model.fit(data, **fit_options)
+
+    tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1), fit=fit)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    request = EvaluationRequest(
+        types.SimpleNamespace(folder="", metadata={}, resolved={}, load_model=lambda: model)
+    )
+    strategy = tf.distribute.get_strategy()
+    evaluated = EvaluatedRun("tiny_recipe", tiny_recipe.Options(), strategy, request)
+    test = arrays.evaluation_data(np.ones((2, 2)), np.ones((2, 1)), batch_size=2)
+    with patches.patch_keras_for(strategy):
+        found = evaluated.prepare(model, test, validation=test, test=test)
+    assert found.keys() == trained.keys() and found["callbacks"] == []
 
 
 class TestSplits:

@@ -16,18 +16,41 @@ from training.errors import RunError
 
 class TestCallbacks:
     @pytest.mark.parametrize(
-        "callback",
+        "callback, remedy",
         [
-            keras.callbacks.EarlyStopping(),
-            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
-            keras.callbacks.SwapEMAWeights(),
+            (keras.callbacks.EarlyStopping(), "--early-stopping, which restores the best weights"),
+            (keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), "a schedule of"),
+            (keras.callbacks.ModelCheckpoint("x.keras"), "--checkpoint-every and --keep-best"),
+            (keras.callbacks.ReduceLROnPlateau(), "--reduce-on-plateau"),
+            (keras.callbacks.SwapEMAWeights(), "use_ema=True of the optimizer"),
         ],
-        ids=lambda callback: type(callback).__name__,
+        ids=lambda value: type(value).__name__,
     )
-    def test_state_that_no_checkpoint_keeps(self, tmp_path, callback):
+    def test_state_that_no_checkpoint_keeps(self, tmp_path, callback, remedy):
         said = refused(tmp_path, parts={"extra": [callback]})
         assert f"keras.callbacks.{type(callback).__name__} has state" in said
-        assert "--early-stopping" in said and "get_state() and set_state()" in said
+        assert f"use {remedy}" in said and "get_state() and set_state()" in said
+        assert "\n" not in said
+
+    def test_a_backup_is_needless(self, tmp_path):
+        callback = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
+        assert "since the same command resumes" in refused(tmp_path, parts={"extra": [callback]})
+
+    @pytest.mark.parametrize("later", [False, True])
+    def test_what_would_begin_again(self, tmp_path, later):
+        """A table, and the batches of TensorBoard, where the run resumes."""
+
+        def added(callback):
+            def fit(model, data, fit_options):
+                fit_options["callbacks"].append(callback)
+                model.fit(data, **fit_options)
+
+            return {"fit": fit} if later else {"extra": [callback]}
+
+        table = keras.callbacks.CSVLogger(str(tmp_path / "epochs.csv"))
+        assert "pass append=True, or read metrics.jsonl" in refused(tmp_path, parts=added(table))
+        board = keras.callbacks.TensorBoard(str(tmp_path / "logs"), update_freq="batch")
+        assert "TensorBoard(update_freq=1) counts" in refused(tmp_path, parts=added(board))
 
     def test_two_of_one_name(self, tmp_path):
         said = refused(tmp_path, parts={"extra": [tiny_recipe.Counter(), tiny_recipe.Counter()]})
@@ -105,6 +128,21 @@ class TestFit:
         said = refused(tmp_path, parts={"fit": fit})
         assert said == "Counter is a StepCallback: pass it as run.prepare(extra=[...])"
 
+    @pytest.mark.parametrize("form", ["nested", "alone"])
+    def test_callbacks_in_each_form_that_keras_takes(self, tmp_path, form):
+        def fit(model, data, fit_options):
+            of_run = fit_options["callbacks"]
+            added = keras.callbacks.TerminateOnNaN()
+            model.fit(
+                data, **fit_options | {"callbacks": added if form == "alone" else [of_run, added]}
+            )
+
+        if form == "alone":
+            assert "lacks callbacks of the run" in refused(tmp_path, parts={"fit": fit})
+            return
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1)
+        assert tiny_recipe.main(options, fit=fit)["steps"] == 1
+
     @pytest.mark.parametrize("comes_first", [False, True])
     def test_a_callback_that_is_added_later_ends_the_run_before_its_last_save(
         self, tmp_path, comes_first
@@ -150,8 +188,94 @@ class TestFit:
         assert len(history.history["loss"]) == 1
 
 
+LEFT_OUT = object()
+
+
+def changing(**changes):
+    """A program that changes arguments of the run's `fit()`, or leaves them out."""
+
+    def fit(model, data, fit_options):
+        arguments = (fit_options | changes).items()
+        model.fit(data, **{name: value for name, value in arguments if value is not LEFT_OUT})
+
+    return {"fit": fit}
+
+
+class TestArguments:
+    """What would train other steps than the run plans, saves and reports, or is ignored."""
+
+    @pytest.mark.parametrize(
+        "changes, parts",
+        [
+            ({"epochs": 5}, ["model.fit(epochs=...)", "5 instead of 2; --epochs and --max-steps"]),
+            ({"initial_epoch": 1}, ["1 instead of 0; the checkpoint decides"]),
+            ({"steps_per_epoch": 4}, ["4 instead of 9", "run.plan() decide"]),
+            ({"steps_per_epoch": None}, ["None instead of 9"]),
+            (
+                {"steps_per_epoch": LEFT_OUT},
+                ["model.fit() lacks steps_per_epoch: call model.fit("],
+            ),
+            (
+                {"validation_data": None},
+                ["model.fit(validation_data=...)", "validation=...) decides"],
+            ),
+            ({"batch_size": 8}, ["--batch-size-per-replica or --global-batch-size"]),
+            ({"sample_weight": np.ones(72)}, ["pass them to data.arrays.training_data()"]),
+            ({"y": np.ones(72)}, ["model.fit(y=...)", "have the labels", "leave out y"]),
+            (
+                {"validation_split": 0.2},
+                ["pass the validation split to run.prepare(validation=...)"],
+            ),
+            ({"validation_freq": 0}, ["validation_freq=0): expected a number of epochs"]),
+            ({"validation_freq": (1,)}, ["validation_freq=(1,)): expected", "or a list of epochs"]),
+        ],
+        ids=lambda value: next(iter(value)),
+    )
+    def test_one_that_is_not_the_run_s(self, tmp_path, changes, parts):
+        said = refused(tmp_path, parts=changing(**changes))
+        assert all(part in said for part in parts) and "\n" not in said
+
+    @pytest.mark.parametrize("freq", [3, [4]])
+    def test_a_validation_that_never_comes(self, tmp_path, freq):
+        """Beside options that compare its values."""
+        parts = changing(validation_freq=freq)
+        said = refused(tmp_path, parts=parts, keep_best="val_loss", early_stopping=2)
+        assert said.startswith("--keep-best, --early-stopping: model.fit(validation_freq=")
+        assert said.endswith("validates after none of the 2 epochs")
+
+    @pytest.mark.long
+    def test_others_are_keras_s(self, tmp_path):
+        parts = changing(verbose=2, shuffle=True, validation_steps=1, validation_freq=2)
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.warns(UserWarning, match="shuffle=True"):
+            results = tiny_recipe.main(options, **parts)
+        assert len(results["history"]["val_loss"]) == 1
+
+
 class TestClassWeights:
     """`fit(class_weight=...)` fails within Keras, after `run.prepare()`."""
+
+    @pytest.mark.parametrize(
+        "class_weight, part",
+        [
+            ("balanced", "class_weight='balanced'): expected weights by class"),
+            ([1.0, 3.0], "class_weight=[1.0, 3.0]): expected weights by class"),
+            ({}, "class_weight={}): expected weights by class, for instance {0: 1.0, 1: 3.0}"),
+            ({"0": 1.0}, "'0' is not the number of a class"),
+            ({0: -1.0, 1: 1.0}, "the class 0 has the weight -1.0: expected numbers of at least 0"),
+            ({0: float("nan")}, "the class 0 has the weight nan"),
+            ({0: 2.0}, "the labels have classes beyond 0, the last one with a weight"),
+        ],
+        ids=str,
+    )
+    def test_weights_that_are_wrong(self, tmp_path, class_weight, part):
+        said = refused(tmp_path, parts=changing(class_weight=class_weight))
+        assert said.startswith("model.fit(class_weight=") and part in said and "\n" not in said
+
+    def test_numbers_of_numpy(self, tmp_path):
+        weights = dict(zip(np.arange(2), np.array([1.0, 3.0], "float32"), strict=True))
+        options = tiny_recipe.Options(run_dir=tmp_path / "run", max_steps=1)
+        assert tiny_recipe.main(options, **changing(class_weight=weights))["steps"] == 1
 
     def message(self, folder, **changes):
         def inside(run, model):

@@ -75,6 +75,13 @@ def test_advice(losses, advice):
     assert advice in lines[-1]
 
 
+def test_the_best_of_some_epochs_has_its_number():
+    """As with `fit(validation_freq=3)`."""
+    history, epochs = {"val_loss": [3.0, 2.0, 2.5]}, {"val_loss": [3, 6, 9]}
+    lines = verdict({"accuracy": 0.1}, {"accuracy": 0.1}, history, epochs=epochs)
+    assert "val_loss was best after epoch 6 of 9" in lines[-1]
+
+
 def test_a_metric_that_still_improves_is_no_overfitting():
     """As with weights of the classes, which the validation's loss does not have."""
     losses = [1.0, 1.5]

@@ -302,7 +302,7 @@ class TestNumbers:
                 on_train_batch_end=lambda batch, logs: losses.append(json.loads(json.dumps(logs)))
             ),
             keras.callbacks.TerminateOnNaN(),
-            keras.callbacks.TensorBoard(str(tmp_path / "keras"), update_freq=1),
+            keras.callbacks.TensorBoard(str(tmp_path / "keras"), histogram_freq=1),
             keras.callbacks.CSVLogger(str(lines), append=True),
             keras.callbacks.ProgbarLogger(),
         ]
