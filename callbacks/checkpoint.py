@@ -17,6 +17,7 @@ A checkpoint is a folder, `step-00000500`. It contains
     resumes;
   - `callbacks`: the `get_state()` of each callback, such as the history and the lengths of
     `metrics.jsonl` and TensorBoard's files;
+  - `averages`: whether the optimizer averages the weights, which are then those before the average;
 - `adapters.weights.h5`, of a model with Keras's low-rank adapters: the variables of their layers
   as they are, which Keras's file has merged;
 - `SHA256SUMS`: checksums of all of them, which reveal a damaged checkpoint.
@@ -38,6 +39,7 @@ from pathlib import Path
 
 import keras
 
+from callbacks import averages
 from callbacks.errors import Stopped, saving
 from callbacks.metric_direction import direction
 from callbacks.records import epochs_of
@@ -479,6 +481,7 @@ class Checkpoint(StepCallback):
             "best_direction": self._direction,
             "fingerprint": self.fingerprint,
             "callbacks": {name: c.get_state() for name, c in self.stateful_callbacks.items()},
+            "averages": averages.has_averages(self.model),
         }
         with saving(self.folder):
             # Not its parents: the run's folder may have been removed.

@@ -1,6 +1,5 @@
 """Shows a model's predictions for a few examples in TensorBoard after each epoch, as text."""
 
-import contextlib
 from collections.abc import Sequence
 
 import keras
@@ -8,6 +7,7 @@ import numpy as np
 import scipy.special
 import tensorflow as tf
 
+from callbacks.averages import averaged
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import TensorBoard, escape
 
@@ -56,19 +56,10 @@ class Predictions(StepCallback):
     def outputs(self) -> np.ndarray:
         """Returns the model's predictions for all examples, with the weights that are evaluated.
 
-        These are the current ones, or their average (`models.fine_tuning`).
+        These are the current ones, or their averages (`callbacks.averages`).
         """
-        with evaluated_weights(self.model):
+        with averaged(self.model):
             return outputs_of(self.predictor or self.model, self.inputs)
-
-
-def evaluated_weights(model: keras.Model | None) -> contextlib.AbstractContextManager:
-    """Gives a model the weights that `model.evaluate()` uses within this context.
-
-    Args:
-        model: the one that `fit()` trains; None for none.
-    """
-    return getattr(model, "evaluated_weights", contextlib.nullcontext)()
 
 
 def outputs_of(model: keras.Model, inputs) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Fine-tunes a model of any KerasNLP family: frozen weights, adapters, rates by layer, averages.
+"""Fine-tunes a model of any KerasNLP family: frozen weights, adapters, rates by layer.
 
 A recipe whose options are `training.options.FineTuningOptions` calls, in this order,
 
@@ -10,12 +10,9 @@ A recipe whose options are `training.options.FineTuningOptions` calls, in this o
 An evaluated run skips `freeze()` and `attach()`: its saved model has no adapters.
 """
 
-import contextlib
-import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
 
 import keras
 import keras_nlp
@@ -121,9 +118,9 @@ def make_optimizer(
 
 
 def attach(model: keras.Model, options) -> None:
-    """Makes a compiled model evaluate averaged weights and save small checkpoints.
+    """Makes a compiled model save checkpoints of what trains, which are small.
 
-    A model that is evaluated (`options.evaluation`) has the averages, and saves nothing.
+    A model that is evaluated (`options.evaluation`) saves nothing.
 
     Args:
         model: compiled with the optimizer of `make_optimizer()`.
@@ -131,8 +128,6 @@ def attach(model: keras.Model, options) -> None:
     """
     if options.evaluation is not None:
         return
-    if options.ema is not None:
-        _evaluate_the_average(model)
     if options.freeze_backbone or options.lora_rank is not None:
         _save_what_trains(model)
 
@@ -199,49 +194,6 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", name)))
 
 
-# --- The average of the weights ---
-
-
-def _evaluate_the_average(model: keras.Model) -> None:
-    # Replaces the instance's method, so that `fit()` and every callback evaluate the average, and
-    # an interrupted evaluation restores the weights. keras.callbacks.SwapEMAWeights swaps by sums
-    # and differences, which changes the weights by rounding.
-    stock = model.evaluate
-
-    def evaluate(*args, **kwargs):
-        with averaged(model):
-            return stock(*args, **kwargs)
-
-    model.evaluate = evaluate
-    model.evaluated_weights = functools.partial(averaged, model)  # for callbacks.predictions
-
-
-@contextlib.contextmanager
-def averaged(model: keras.Model) -> Iterator[None]:
-    """Replaces the weights by the optimizer's moving averages (`use_ema`) within this context.
-
-    Args:
-        model: compiled; unchanged if it has no averages, or before its first step.
-    """
-    optimizer = model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if not inner.use_ema or not inner.built or not int(_number(inner.iterations)):
-        yield
-        return
-    variables = model.trainable_variables
-    before = [_number(variable) for variable in variables]
-    inner.finalize_variable_values(variables)
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
-
-
-def _number(variable) -> np.ndarray:
-    return np.array(keras.ops.convert_to_numpy(variable))
-
-
 # --- Checkpoints of what trains ---
 
 
@@ -280,7 +232,7 @@ class _Trained(adapters.Variables):
         if self._frozen_sha256 is None:
             digest = hashlib.sha256()
             for weight in self.frozen_of():
-                digest.update(np.ascontiguousarray(_number(weight)).tobytes())
+                digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
             self._frozen_sha256 = digest.digest()
         return self._frozen_sha256
 

@@ -79,10 +79,13 @@ class Classes:
             metrics: those of the model, as it has counted the test split.
             outputs_of: returns the model's outputs for all examples of a split.
         """
-        by_class = _by_class(metrics, self.data.classes)
+        macro_f1 = _macro_f1(metrics)
+        by_class = macro_f1.by_class(self.data.classes)
+        confusion = macro_f1.confusion(self.data.classes)
         return {
             "test": {metric.name: test[metric.name] for metric in metrics},
             "test_by_class": by_class,
+            **({} if confusion is None else {"test_confusion": confusion}),
             "test_examples": sum(numbers["examples"] for numbers in by_class.values()),
             "metadata": {"classes": self.data.classes},
         }
@@ -202,7 +205,7 @@ class Several(Classes):
         """Returns arguments of `run.finish()`."""
         return {
             "test": {metric.name: test[metric.name] for metric in metrics},
-            "test_by_class": _by_class(metrics, self.data.classes),
+            "test_by_class": _macro_f1(metrics).by_class(self.data.classes),
             "metadata": {"classes": self.data.classes, "several": True},
         }
 
@@ -225,9 +228,9 @@ class Several(Classes):
 KINDS = {"classes": Classes, "scores": Scores, "several": Several}
 
 
-def _by_class(metrics: Sequence, classes: Sequence[str]) -> dict[str, dict[str, float]]:
+def _macro_f1(metrics: Sequence) -> MacroF1:
     (macro_f1,) = (metric for metric in metrics if isinstance(metric, MacroF1))
-    return macro_f1.by_class(classes)
+    return macro_f1
 
 
 def _named(row: np.ndarray, classes: Sequence[str]) -> list[str]:

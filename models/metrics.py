@@ -7,6 +7,7 @@ import numpy as np
 
 # Smaller variances, relative to the mean of the squares, are rounding.
 EQUAL = 1e-12
+CONFUSED = 50  # classes, at most, of which each pair is counted
 
 
 class ClassCounts(keras.metrics.Metric):
@@ -28,6 +29,7 @@ class ClassCounts(keras.metrics.Metric):
         self.hits = self.add_weight((num_classes,), "zeros", name="hits")
         self.labelled = self.add_weight((num_classes,), "zeros", name="labelled")
         self.predicted = self.add_weight((num_classes,), "zeros", name="predicted")
+        self.pairs = None
 
     def get_config(self):
         """Returns the arguments of the constructor."""
@@ -48,9 +50,12 @@ class ClassCounts(keras.metrics.Metric):
         else:
             labelled = ops.one_hot(ops.reshape(y_true, (-1,)), self.num_classes, dtype=self.dtype)
             predicted = ops.one_hot(ops.argmax(y_pred, axis=-1), self.num_classes, dtype=self.dtype)
+        guesses = predicted
         if sample_weight is not None:
             weights = ops.reshape(ops.cast(sample_weight, self.dtype), (-1, 1))
             labelled, predicted = labelled * weights, predicted * weights
+        if self.pairs is not None:
+            self.pairs.assign_add(ops.matmul(ops.transpose(labelled), guesses))
         self.hits.assign_add(ops.sum(ops.minimum(labelled, predicted), axis=0))
         self.labelled.assign_add(ops.sum(labelled, axis=0))
         self.predicted.assign_add(ops.sum(predicted, axis=0))
@@ -95,6 +100,23 @@ class MacroF1(ClassCounts):
         self, num_classes: int, name: str = "macro_f1", dtype=None, *, several: bool = False
     ):
         super().__init__(num_classes, name, dtype, several=several)
+        if not several and num_classes <= CONFUSED:
+            self.pairs = self.add_weight((num_classes, num_classes), "zeros", name="pairs")
+
+    def confusion(self, classes: Sequence[str]) -> dict[str, dict[str, int]] | None:
+        """Returns the confusion matrix of what was counted since the last reset.
+
+        Args:
+            classes: names of the classes.
+
+        Returns:
+            By class of the label, and by predicted class, the number of examples; None of several
+            labels and of more than 50 classes.
+        """
+        if self.pairs is None:
+            return None
+        rows = zip(classes, keras.ops.convert_to_numpy(self.pairs), strict=True)
+        return {name: dict(zip(classes, map(int, row), strict=True)) for name, row in rows}
 
     def result(self):
         """Returns the score, a scalar from 0 to 1."""

@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
-from callbacks.predictions import evaluated_weights
+from callbacks.averages import averaged
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
@@ -570,7 +570,7 @@ class Continuations(StepCallback):
         if self.tensorboard.folder is None or not self.shown:
             return
         try:
-            with evaluated_weights(self.model):
+            with averaged(self.model):
                 drawn = decoders.generate(
                     self.task,
                     self.preprocessor,

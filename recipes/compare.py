@@ -209,7 +209,7 @@ def cells_of(runs: list[dict]) -> list[dict[str, str]]:
     for same in groups.values():
         named = without_copies(same, names)
         cells, group = {"run": ", ".join(name for name, _ in named)}, [run for _, run in named]
-        cells |= {name: str(group[0]["settings"].get(name, "-")) for name in differ}
+        cells |= {name: setting_text(group[0]["settings"].get(name, "-")) for name in differ}
         by_seed: dict[object, list[dict]] = {}
         for run in group:
             by_seed.setdefault(run.get("seed", run["folder"]), []).append(run)
@@ -229,6 +229,11 @@ def cells_of(runs: list[dict]) -> list[dict[str, str]]:
             )
         rows.append(cells)
     return rows
+
+
+def setting_text(value: object) -> str:
+    """Returns an option's value as text; a number that was drawn has six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def average(by_seed: list[list], form: str = "{:.4f}", is_constant: bool = False) -> str:

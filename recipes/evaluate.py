@@ -49,6 +49,7 @@ REPLACES = {
     "response_column": ("text_column",),
 }
 MODEL, N_GRAMS = "model", "n-grams"  # the columns of minimal pairs
+MOST_CLASSES = 12  # of a confusion matrix that is printed; results.json has larger ones
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -184,6 +185,9 @@ def _print(results: dict, options: Options) -> None:
     for name in ("test_by_class", "test_by_dataset"):
         if results.get(name):
             print(f"\n{format_parts(name.removeprefix('test_').replace('_', ' '), results[name])}")
+    confusion = results.get("test_confusion", {})
+    if 0 < len(confusion) <= MOST_CLASSES:
+        print(f"\n{format_parts('label, and predicted as', confusion)}")
 
 
 def format_parts(title: str, parts: dict[str, dict[str, float]]) -> str:
@@ -191,11 +195,15 @@ def format_parts(title: str, parts: dict[str, dict[str, float]]) -> str:
     # A part may lack a metric, such as the R² of one molecule.
     names = list(dict.fromkeys(name for numbers in parts.values() for name in numbers))
     width = max(24, *map(len, parts))
-    lines = [" ".join([f"{title:{width}}", *(f"{name:>12}" for name in names)])]
+    widths = {name: max(12, len(name)) for name in names}
+    lines = [" ".join([f"{title:{width}}", *(f"{name:>{widths[name]}}" for name in names)])]
     for part, numbers in parts.items():
-        found = (numbers.get(name, "-") for name in names)
-        values = (n if n == "-" else f"{n:,}" if isinstance(n, int) else f"{n:.4f}" for n in found)
-        lines.append(" ".join([f"{part:{width}}", *(f"{value:>12}" for value in values)]))
+        cells = [f"{part:{width}}"]
+        for name in names:
+            n = numbers.get(name, "-")
+            value = n if n == "-" else f"{n:,}" if isinstance(n, int) else f"{n:.4f}"
+            cells.append(f"{value:>{widths[name]}}")
+        lines.append(" ".join(cells))
     return "\n".join(lines)
 
 

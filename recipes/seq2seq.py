@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
-from callbacks.predictions import evaluated_weights
+from callbacks.averages import averaged
 from callbacks.steps import StepCallback
 from callbacks.tensorboard import escape
 from data import arrays, batches, byte_pairs, next_tokens, pairs, prompts, summaries, word_pieces
@@ -364,7 +364,7 @@ def answer(
     found: list[str] = []
     sampler = likeliest(options.num_beams)
     with (
-        evaluated_weights(model),
+        averaged(model),
         live_line(what="answering test prompts", total=len(asked)) as bar,
     ):
         for start in range(0, len(asked), AT_ONCE):
@@ -415,7 +415,7 @@ class Answers(StepCallback):
         if self.tensorboard.folder is None:
             return
         asked = [self.prefix + prompt for prompt, _ in self.shown]
-        with evaluated_weights(self.model):
+        with averaged(self.model):
             found = encoder_decoders.generate(self.task, self.preprocessor, asked, self.sampler)
         with self.tensorboard.writing(self.step):
             for number, ((prompt, response), text) in enumerate(

@@ -116,7 +116,7 @@ def load_run(
     module = import_recipe(results["module"], folder, trust_module)
     options = _read_options(module, folder / "options.json")
     if best:
-        _require_whole_checkpoints(folder, options)
+        _require_whole_checkpoints(folder, options, bool(info.state.get("averages")))
     return LoadedRun(folder, module, options, saved["resolved"], results, metadata, weights)
 
 
@@ -152,17 +152,20 @@ def _read_best(folder: Path) -> checkpoint.CheckpointInfo:
     return checkpoint.CheckpointInfo(best, state["step"], 0, 0, state)
 
 
-def _require_whole_checkpoints(folder: Path, options: SharedOptions) -> None:
+def _require_whole_checkpoints(folder: Path, options: SharedOptions, has_averages: bool) -> None:
     """Refuses a run whose checkpoints hold less than, or other weights than, a whole model."""
-    for name in files.NOT_WHOLE_WITH:
-        if getattr(options, name, None):
-            remedy = "train with --early-stopping, which puts the best weights into model/"
-            if options.early_stopping is not None:
-                remedy = "leave out --best: --early-stopping put the best weights into model/"
-            raise RunError(
-                f"--best: {folder} was trained with {flag(name)}, so its best/ serves to resume "
-                f"only; {remedy}"
-            )
+    causes = [flag(name) for name in files.NOT_WHOLE_WITH if getattr(options, name, None)]
+    if has_averages:  # of a recipe without the option --ema, too
+        causes.append("the optimizer's use_ema")
+    if not causes:
+        return
+    remedy = "train with --early-stopping, which puts the best weights into model/"
+    if options.early_stopping is not None:
+        remedy = "leave out --best: --early-stopping put the best weights into model/"
+    raise RunError(
+        f"--best: {folder} was trained with {causes[0]}, so its best/ serves to resume only; "
+        f"{remedy}"
+    )
 
 
 def _read_options(module: types.ModuleType, path: Path) -> SharedOptions:

@@ -176,11 +176,18 @@ def refuse_executions_across_epochs(steps: int, plan: Plan, is_compiled: bool = 
         )
 
 
-def partial_best(options: SharedOptions) -> str | None:
-    """Returns a note if `best/` will not hold the whole, or the averaged, model."""
+def partial_best(options: SharedOptions, has_averages: bool) -> str | None:
+    """Returns a note if `best/` will not hold the whole, or the averaged, model.
+
+    Args:
+        options: of the run.
+        has_averages: whether the optimizer averages the weights, by `--ema` or by itself.
+    """
     if options.keep_best is None or options.early_stopping is not None:
         return None
     flags = [flag(name) for name in files.NOT_WHOLE_WITH if getattr(options, name, None)]
+    if has_averages and getattr(options, "ema", None) is None:
+        flags.append("the optimizer's use_ema")
     if not flags:
         return None
     return (

@@ -25,6 +25,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from callbacks import averages
 from callbacks import checkpoint as checkpoints
 from callbacks.checkpoint import Checkpoint, Restore
 from callbacks.errors import CannotSave, Stopped, saving
@@ -449,8 +450,7 @@ class Run:
         self.throughput.examples_per_step = plan.global_batch_size * plan.accumulate_steps
         self.throughput.tokens_per_example = tokens_per_example
         if self.is_chief:
-            partial = option_checks.partial_best(self.options)
-            self.note(device.unused_gpu(), self._missed_profile(plan), partial)
+            self.note(device.unused_gpu(), self._missed_profile(plan))
             self.note(*option_checks.similar_names(self.plan, self._facts))
             self.note(self._shortened(plan))
             self._print_plan(plan, about or {})
@@ -556,6 +556,10 @@ class Run:
         plateau = self._plateau(model)
         fitting.build(model, train_data)
         self._note_own_rate(model)
+        has_averages = averages.has_averages(model)
+        if has_averages:
+            averages.evaluate_averages(model)
+        self.note(option_checks.partial_best(options, has_averages))
         plan = self._plan
         numerics.require_precision(model, options.precision)
         model_checks.require_kept_variables(model)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from callbacks.predictions import Predictions
-from callbacks.tensorboard import TensorBoard
 from data.errors import DataError
 from models import fine_tuning
 from tests.support import causal_presets, seq2seq_presets
@@ -289,55 +287,6 @@ class TestMuon:
             kernel, bias = (tf.Variable([1.0], name=name) for name in ("kernel", "bias"))
         decays = [optimizer._use_weight_decay(each) for each in (kernel, bias)]
         assert kernel.name.startswith("bias_head/") and decays == [True, False]
-
-
-class TestAverage:
-    @pytest.mark.long
-    def test_it_is_evaluated_and_the_weights_stay(self):
-        given = options(ema=0.5)
-        model, before = trained(given, steps=1)
-        # The first average is the weights themselves; fit() ends on it.
-        after_one = values(model)
-        x, y = batch()
-        model.train_on_batch(x, y)
-        raw = values(model)
-        mean = {path: 0.5 * after_one[path] + 0.5 * raw[path] for path in raw}
-        found = model.evaluate(x, y, batch_size=8, verbose=0)
-        assert all((value == raw[path]).all() for path, value in values(model).items())
-        for weight in model.weights:
-            weight.assign(mean[weight.path])
-        stock = keras.Model.evaluate(model, x, y, batch_size=8, verbose=0)
-        assert found == pytest.approx(stock, abs=1e-6)
-        assert any((raw[path] != before[path]).any() for path in raw)
-
-    @pytest.mark.long
-    def test_callbacks_predict_with_it(self):
-        model, _ = trained(options(ema=0.5))
-        x, y = batch()
-        model.train_on_batch(x, y)
-        raw = model(x, training=False)
-        callback = Predictions(TensorBoard(None), x)
-        callback.set_model(model)
-        found = callback.outputs()
-        assert np.abs(found - raw).max() > 1e-4
-        np.testing.assert_array_equal(model(x, training=False), raw)
-        with fine_tuning.averaged(model):
-            np.testing.assert_allclose(found, model(x, training=False), rtol=1e-6)
-
-    @pytest.mark.long
-    def test_an_evaluation_that_is_given_up_puts_the_weights_back(self):
-        model, _ = trained(options(ema=0.5))
-        x, y = batch()
-        model.train_on_batch(x, y)
-        raw = values(model)
-
-        class Stop(keras.callbacks.Callback):
-            def on_test_batch_end(self, batch, logs=None):
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            model.evaluate(x, y, verbose=0, callbacks=[Stop()])
-        assert all((value == raw[path]).all() for path, value in values(model).items())
 
 
 class TestAdapters:

@@ -5,6 +5,7 @@ import scipy.stats
 import tensorflow as tf
 from sklearn.metrics import (
     accuracy_score,
+    confusion_matrix,
     f1_score,
     matthews_corrcoef,
     precision_recall_fscore_support,
@@ -198,10 +199,31 @@ def test_by_class_as_scikit_learn(counted):
         metric.by_class("abcd")
 
 
+def test_confusion_as_scikit_learn(counted):
+    labels, logits, predicted = counted
+    metric = MacroF1(4)
+    metric.update_state(labels[:20], logits[:20])
+    metric.reset_state()
+    for part in (slice(0, 20), slice(20, 50)):
+        metric.update_state(labels[part], logits[part])
+    expected = confusion_matrix(labels, predicted)
+    found = metric.confusion("abcd")
+    assert [list(row.values()) for row in found.values()] == expected.tolist()
+    assert found["b"]["a"] == np.sum((labels == 1) & (predicted == 0)) > 0
+    assert (expected != expected.T).any()
+
+
+@pytest.mark.parametrize("count, several", [(51, False), (4, True)])
+def test_no_confusion_of_many_classes_or_several_labels(count, several):
+    assert MacroF1(count, several=several).confusion([*map(str, range(count))]) is None
+
+
 def test_examples_of_weight_zero_do_not_count(counted):
     labels, logits, predicted = counted
     metric = MacroF1(4)
     metric.update_state(labels, logits, np.array([1.0] * 30 + [0.0] * 20))
+    confusion = [list(row.values()) for row in metric.confusion("abcd").values()]
+    assert confusion == confusion_matrix(labels[:30], predicted[:30]).tolist()
     expected = f1_score(labels[:30], predicted[:30], average="macro")
     assert float(metric.result()) == pytest.approx(expected)
     assert expected != pytest.approx(f1_score(labels, predicted, average="macro"))

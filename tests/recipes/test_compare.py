@@ -71,6 +71,11 @@ class TestRows:
             *("0.1000", "1,234", "-", "600", "1,200"),
         ]
 
+    def test_rates_that_were_drawn_have_six_digits(self, run):
+        drawn = {"learning_rate": 0.00012076665792328135}
+        a, b = rows(run("a"), run("b", {"dropout": 0.3}, drawn))
+        assert (a["learning_rate"], b["learning_rate"]) == ("0.003", "0.000120767")
+
     def test_the_validation_of_the_weights_that_were_tested_stands_above_the_test(self, run):
         at_60 = run("a", results={"weights_of_step": 60})
         (row,) = rows(at_60)

@@ -162,9 +162,14 @@ class TestEvaluate:
             assert found.get(name, {}).keys() == results.get(name, {}).keys()
             for part, numbers in results.get(name, {}).items():
                 assert found[name][part] == pytest.approx(numbers, rel=1e-5)
-                (row,) = re.findall(rf"^{part} +(.*)$", said, re.MULTILINE)
+                row, *_ = re.findall(rf"^{part} +(.*)$", said, re.MULTILINE)
                 cells = [float(cell.replace(",", "")) for cell in row.split()]
                 assert cells == pytest.approx([*numbers.values()], abs=1e-4)
+        confusion = results.get("test_confusion")
+        assert found.get("test_confusion") == confusion
+        if confusion is not None:
+            table = evaluate.format_parts("label, and predicted as", confusion)
+            assert (table in said) == (len(confusion) <= 12)
         assert set(found["notes"]) <= set(results["notes"]), "nothing about other data"
         assert f"{folder}, {results['steps']} steps\n" in said
         assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

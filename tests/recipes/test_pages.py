@@ -2,12 +2,14 @@
 
 import contextlib
 import re
+import types
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from callbacks import tensorboard
+from recipes import text_classification
 from tests.support import tiny_recipe
 from tests.support.processes import ROOT
 from training.options import SharedOptions
@@ -84,6 +86,53 @@ def test_a_pipeline_that_reads_image_files(tmp_path):
 
     results = main(SharedOptions(run_dir=tmp_path / "run", epochs=2, global_batch_size=8))
     assert results["steps"] == 6 and len(results["history"]["val_loss"]) == 2
+
+
+def test_texts_with_labels(tmp_path):
+    """A run that is evaluated on other texts keeps its own words and classes."""
+    names: dict = {}
+    exec(block("docs/your_own.md", "def read_texts"), names)
+    for name, word in {"films": "good", "other": "superb"}.items():
+        lines = [f"a {word} film {n},good\na bad film {n},bad" for n in range(20)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["body,category", *lines]))
+    run = types.SimpleNamespace(
+        dataset=str(tmp_path / "films.csv"),
+        cache_dir=tmp_path / "cache",
+        metadata={},
+        trained=None,
+        note=lambda line: None,
+    )
+    splits, metadata = names["read_texts"](run, "body", "category")
+    ids, labels = splits["train"]
+    assert ids.shape == (len(labels), 200) and metadata["classes"] == ("bad", "good")
+    bad = metadata["words"].index("bad")
+    np.testing.assert_array_equal(ids[:, 1] == bad, labels == 0)
+    other = {"dataset": str(tmp_path / "other.csv"), "metadata": metadata, "trained": run}
+    found, again = names["read_texts"](
+        types.SimpleNamespace(**vars(run) | other), "body", "category"
+    )
+    assert again == metadata
+    ids, labels = found["test"]
+    np.testing.assert_array_equal(ids[:, 1] == bad, labels == 0)
+
+
+def test_a_search_resumes(tmp_path, monkeypatch):
+    """The same seed draws the same options again, and finished runs are not repeated."""
+    code = block("docs/runs.md", "rng.uniform").replace("runs/search", str(tmp_path))
+    code = code.replace("range(20)", "range(3)")
+    started = []
+
+    def main(options):
+        started.append(options)
+        return {"history": {"val_accuracy": [0.9, options.base_learning_rate]}}
+
+    monkeypatch.setattr(text_classification, "main", main)
+    names: dict = {}
+    for _ in range(2):
+        exec(code, names)
+    assert started[:3] == started[3:] and len({each.run_dir for each in started}) == 3
+    best = max(started, key=lambda options: options.base_learning_rate)
+    assert max(names["accuracies"], key=names["accuracies"].get) == best.run_dir
 
 
 def test_a_callback_of_ones_own(tmp_path):

@@ -1092,6 +1092,28 @@ class Averaged(tiny_recipe.Options):
     ema: float | None = None
 
 
+def averaging(options, learning_rate):
+    """Returns arguments of compile() with an optimizer that averages the weights."""
+    made = tiny_recipe.compile_arguments(options, learning_rate)
+    return made | {"optimizer": keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.9)}
+
+
+def test_epochs_are_compared_by_the_averages_that_are_tested(tmp_path):
+    """Of the same examples the last validation and the test have the same results."""
+    data = tiny_recipe.splits()
+    data["test"] = data["valid"]
+    options = tiny_recipe.Options(run_dir=tmp_path / "run", keep_best="val_loss")
+    results = tiny_recipe.main(options, data=data, arguments=averaging)
+    validated = {name: values[-1] for name, values in results["history"].items()}
+    for name, value in results["test"].items():
+        assert value == pytest.approx(validated[f"val_{name}"], rel=1e-6)
+    remedy = "best/ serves to resume only, not for recipes.evaluate --best; --early-stopping puts "
+    note = f"--keep-best with the optimizer's use_ema: {remedy}the best weights into model/"
+    assert results["notes"] == [note]
+    with pytest.raises(RunError, match="with the optimizer's use_ema, so its best/ serves to res"):
+        load_run(tmp_path / "run", best=True, trust_module=tiny_recipe.__name__)
+
+
 @pytest.mark.long
 def test_a_best_checkpoint_that_only_resumes_is_noted_at_the_start(tmp_path):
     """Otherwise recipes.evaluate --best refuses it after hours of training."""
