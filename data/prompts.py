@@ -712,18 +712,28 @@ def rows_once(
         template: As of `make_rows`.
         length: As of `make_rows`.
         together: As of `make_rows`.
+
+    Raises:
+        DataError: As of `make_rows`; it names the split.
     """
     rules = word_pieces.rules_of(tokenizer)
 
-    def rows_of(pairs: Sequence[Pair]) -> PromptRows:
+    def rows_of(split: str) -> PromptRows:
+        pairs = splits[split]
+
         def make() -> dict[str, np.ndarray]:
-            rows = make_rows(pairs, tokenizer, template=template, length=length, together=together)
+            try:
+                rows = make_rows(
+                    pairs, tokenizer, template=template, length=length, together=together
+                )
+            except DataError as error:
+                raise DataError(f"{TITLES.get(split, 'training')} split: {error}") from error
             return rows.arrays()
 
         made_from = (sequences.sha256_of(pairs), "prompts 1", template, length, together, rules)
         return PromptRows(**sequences.arrays_once(cache_dir, made_from, make))
 
-    return {split: rows_of(pairs) for split, pairs in splits.items()}
+    return {split: rows_of(split) for split in splits}
 
 
 def make_rows(

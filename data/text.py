@@ -10,11 +10,11 @@ import json
 import math
 import random
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data import download, files, installed_docs, novels, tables
-from data.errors import DataError
+from data.errors import DataError, listed
 from data.live_line import live_line
 from data.splits import (
     EXAMPLE,
@@ -241,7 +241,7 @@ def load_text(
             two parts of 5, instead of by hashes, since its lines follow one another.
         text_column: The column of tables, or the field of JSON; None for `text`.
         held_out: Files by split ("valid", "test"), which replace those of the dataset; such a split
-            is not cut from training.
+            is not cut from training, and a glob that matches them does not train on them.
         test_file: A file, all of which is the test split instead, while training stays as it is.
 
     Returns:
@@ -260,7 +260,7 @@ def load_text(
     given = {split: every[split] for split in held_out}  # a test file leaves training as it is
     text = _load_known(dataset, cache_dir)
     if text is None:
-        text = _load_files(dataset, contiguous, column, given)
+        text = _load_files(dataset, contiguous, column, given, held_out.values())
     elif given:
         instead = instead_note(text.name, held_out, test_file)
         text = dataclasses.replace(text, note="; ".join(filter(None, (text.note, instead))) or None)
@@ -296,8 +296,22 @@ def _load_known(dataset: str, cache_dir: Path) -> Text | None:
     return None
 
 
-def _load_files(dataset: str, contiguous: bool, column: str, given: dict[str, Lines]) -> Text:
-    """Loads a folder, a zip archive, a file or a glob; `given` has splits of other files."""
+def _load_files(
+    dataset: str,
+    contiguous: bool,
+    column: str,
+    given: dict[str, Lines],
+    held_out: Collection[Path],
+) -> Text:
+    """Loads a folder, a zip archive, a file or a glob.
+
+    Args:
+        dataset: As of `load_text`.
+        contiguous: As of `load_text`.
+        column: Of tables and JSON.
+        given: Splits of other files.
+        held_out: The files that were held out in training, which `given` need not read.
+    """
     path = files.expand(dataset)
     if path.is_dir():
         return _load_folder(dataset, path, column, given)
@@ -310,9 +324,15 @@ def _load_files(dataset: str, contiguous: bool, column: str, given: dict[str, Li
         raise DataError(
             f"{dataset!r} is neither a known dataset ({known}) nor an existing file, folder or glob"
         )
+    others = {file.resolve() for file in held_out}
+    left_out = [file.name for file, _ in sources if file.resolve() in others]
+    note = None
+    if 0 < len(left_out) < len(sources):
+        sources = [(file, None) for file, _ in sources if file.resolve() not in others]
+        note = f"files of other splits are not training text: {listed(left_out)}"
     every = Lines(sources, column=column)
     if contiguous:
-        return _not_empty(Text(dataset, _cut({"train": every, **given})[0]))
+        return _not_empty(Text(dataset, _cut({"train": every, **given})[0], note=note))
     cut = missing_from(given)
 
     def draw(line: str) -> str:
@@ -329,7 +349,7 @@ def _load_files(dataset: str, contiguous: bool, column: str, given: dict[str, Li
     if not all(map(_has_lines, splits.values())):  # there are few
         different = dict.fromkeys(" ".join(line.split()) for line in every)
         splits = drawn_by(of_each(different, draw, cut, TEST_SHARE).__getitem__)
-    return _not_empty(Text(dataset, splits))
+    return _not_empty(Text(dataset, splits, note=note))
 
 
 def _load_wikitext(name: str, cache_dir: Path) -> Text:

@@ -169,8 +169,8 @@ def _print(results: dict, options: Options) -> None:
         print(note)
     print(f"{'run':24} {results['run_dir']}, {results['steps']:,} steps")
     part = "minimal pairs" if options.on is not None else "test split"
-    if options.test_file is not None:
-        part = f"test file {options.test_file}"
+    if "test_file" in results:
+        part = f"test file {results['test_file']}"
     print(f"{'data':24} {results['dataset'] or 'the recipe has no --dataset'}, {part}")
     if options.on is not None:
         columns = [name for name in (MODEL, N_GRAMS) if name in results["scores"][-1]]

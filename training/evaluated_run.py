@@ -249,6 +249,9 @@ class EvaluatedRun:
             "notes": self._notes,
             **error_of_accuracy(test, test_examples),
         }
+        test_file = self._request.test_file or self.held_out.get("test")
+        if test_file is not None:
+            results["test_file"] = str(test_file)
         option_checks.require_own_values(
             self.finish, more, results.keys() | option_checks.OPTIONAL_RESULTS
         )

@@ -294,8 +294,8 @@ def evaluate(
 
     Returns:
         `run_dir`, `recipe`, `steps`, `dataset`, `test`, `baseline`, `notes`, and what the recipe
-        adds to its results; `examples`, a header and rows, if they are wanted and the recipe has
-        them.
+        adds to its results; `test_file`, if all of one was the test split; `examples`, a header and
+        rows, if they are wanted and the recipe has them.
 
     Raises:
         DataError: the data cannot be read.

@@ -16,7 +16,7 @@ from training.options import HeldOutOptions, SharedOptions, flag
 from training.plan import Plan
 
 # Results that only some runs have, or that evaluations add.
-OPTIONAL_RESULTS = {"run_dir", "examples", "test_standard_error"}
+OPTIONAL_RESULTS = {"run_dir", "examples", "test_file", "test_standard_error"}
 
 
 def refuse_other_options(recipe: str, options) -> None:

@@ -1,5 +1,6 @@
 """Files for validation and test beside the training data: `--validation-file`, `--test-file`."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -172,6 +173,24 @@ def test_what_is_not_read_is_said(tmp_path):
         write_text(tmp_path / f"{name}.txt", 0, 5)
     data = load_text(str(tmp_path), None, held_out={"valid": tmp_path / "mine.txt"})
     assert data.note == "files that are not read: valid.txt"
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_a_glob_does_not_train_on_them(tmp_path, contiguous):
+    for number, name in enumerate(("one", "two", "three")):
+        write_text(tmp_path / f"{name}.txt", 20 * number, 20)
+    dataset, held_out = str(tmp_path / "*.txt"), {"test": tmp_path / "two.txt"}
+    data = load_text(dataset, None, contiguous=contiguous, held_out=held_out)
+    assert data.note == "files of other splits are not training text: two.txt"
+    trained = {*data.splits["train"], *data.splits["valid"]}
+    assert len(trained) == 40 and trained.isdisjoint(data.splits["test"])
+    (tmp_path / "new.txt.gz").write_bytes(gzip.compress(b"new line\n"))
+    scored = dict(held_out=held_out, test_file=tmp_path / "new.txt.gz")
+    again = load_text(dataset, None, contiguous=contiguous, **scored)
+    assert list(again.splits["train"]) == list(data.splits["train"])
+    assert list(again.splits["test"]) == ["new line"]
+    both = load_text(str(tmp_path / "two.txt"), None, held_out=held_out)  # named twice
+    assert both.note is None and {*both.splits["train"]} < {*both.splits["test"]}
 
 
 def test_several_files_for_a_split_that_another_file_is_for(tmp_path):

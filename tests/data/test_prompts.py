@@ -68,6 +68,13 @@ def test_a_prompt_without_room_for_its_response_is_left_out():
         )
 
 
+def test_the_split_without_a_prompt_that_leaves_room_is_named(tmp_path):
+    splits = {"train": PAIRS, "valid": PAIRS, "test": [("a" * 99, "b")]}
+    settings = dict(template="{prompt}>{response}", length=9, together=True)
+    with pytest.raises(DataError, match="^test split: no prompt is shorter than 9 tokens"):
+        prompts.rows_once(splits, make_tokenizer("GPT2"), tmp_path, **settings)
+
+
 def test_rows_come_from_the_cache_as_they_were_made(tmp_path):
     tokenizer = make_tokenizer("GPT2")
     splits = {"train": PAIRS * 9, "valid": PAIRS[1:], "test": PAIRS[::-1]}

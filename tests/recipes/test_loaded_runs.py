@@ -1021,6 +1021,12 @@ class TestPredict:
             assert first == f"{'accuracy':24} 0.5000{shown}"
             assert second.endswith(" 1.0000") and third.endswith(" 0.4000")
 
+    def test_the_file_of_the_test_split_is_named(self, tmp_path, capsys):
+        results = {"notes": [], "run_dir": "r", "steps": 1, "dataset": "d", "test": {}}
+        for more, shown in (({"test_file": "t.csv"}, "test file t.csv"), ({}, "test split")):
+            evaluate._print(results | {"baseline": {}} | more, evaluate.Options(run_dir=tmp_path))
+            assert capsys.readouterr().out.splitlines()[-1].endswith(f" d, {shown}")
+
     def test_a_row_with_half_a_pair_loses_no_others(self, monkeypatch, tmp_path, capsys):
         table = write(tmp_path / "pairs.csv", b"one,two\na,\nb,c\n,\n,d\n")
         module = types.SimpleNamespace(

@@ -275,7 +275,10 @@ class TestHeldOutFiles:
         given = dict(validation_file=tmp_path / "mine.csv", test_file=str(tmp_path / "mine.csv"))
         tiny_recipe.main(kind(run_dir=tmp_path / "run", max_steps=1, **given))
         for dataset in (None, "numbers", "auto"):
-            evaluate(loaded(tmp_path / "run"), dataset=dataset, batch_size=32)
+            results = evaluate(loaded(tmp_path / "run"), dataset=dataset, batch_size=32)
+            assert results.get("test_file") == (
+                None if dataset == "auto" else str(given["test_file"])
+            )
         both = {"valid": tmp_path / "mine.csv", "test": tmp_path / "mine.csv"}
         assert found == [both, both, both, {}]
 

@@ -1216,7 +1216,7 @@ class TestFurtherValues:
         assert f"--run-dir {tmp_path / 'run'}" in str(refused.value)
         assert not (tmp_path / "run" / "model").exists()
 
-    @pytest.mark.parametrize("name", ["run_dir", "examples", "test_standard_error"])
+    @pytest.mark.parametrize("name", ["run_dir", "examples", "test_file", "test_standard_error"])
     def test_results_of_an_evaluation_too(self, adds, tmp_path, name):
         adds("finish", **{name: 1})
         with pytest.raises(RunError, match=rf"^run.finish\({name}=...\): "):
