@@ -573,9 +573,7 @@ class Run:
         if plan.replicas > 1:
             self.note(*metric_checks.require_sums(model, train_data))
         metric_checks.require_metric(model, options.keep_best, options.keep_best_mode)
-        jit = self._jit if self._jit != "auto" else bool(model.jit_compile)
-        if options.jit != "on" and inspection.not_for_xla(model):
-            jit = False
+        jit = self._jit_of(model)
         restored = False
         if jit:  # before the first program is compiled
             restored = xla_cache.restore(self.cache_dir, self.recipe, shown(options) | plan.fixed())
@@ -583,7 +581,7 @@ class Run:
             model,
             batches_per_update=plan.accumulate_steps,
             updates_per_execution=steps_per_execution,
-            jit_compile=bool(jit),
+            jit_compile=jit,
             gradient_checkpointing=options.gradient_checkpointing,
         )
         validated = [validation, test if options.test_every else None]
@@ -649,6 +647,28 @@ class Run:
         if self.strategy_name != "parameter_server":
             option_checks.refuse_executions_across_epochs(compiled, self._plan, is_compiled=True)
         return compiled
+
+    def _jit_of(self, model: keras.Model) -> bool:
+        """Returns whether XLA compiles the step: by `--jit`, else by what `compile()` got.
+
+        Raises:
+            OptionsError: `compile()` asks for it where all replicas share the weights.
+        """
+        chosen = fitting.compiled_jit(model) if self.options.jit == "auto" else None
+        if chosen and self.strategy_name in kinds.SHARED_WEIGHTS:
+            raise OptionsError(
+                "model.compile(jit_compile=True): XLA cannot compile the shared weights of "
+                f"{self.strategy_name}; leave it out"
+            )
+        jit = self._jit if chosen is None else chosen
+        if jit == "auto":
+            jit = model.jit_compile
+        refused = inspection.not_for_xla(model)
+        if self.options.jit == "on" or not refused:
+            return bool(jit)
+        if chosen:
+            self.note(f"model.compile(jit_compile=True): XLA cannot compile {refused[0]} here")
+        return False
 
     def _require_same_everywhere(self, model: keras.Model, splits: dict) -> None:
         """Refuses workers with another model or other data.

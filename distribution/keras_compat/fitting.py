@@ -1,13 +1,14 @@
 """Builds and calls models as `fit()` does, and repairs how it gets batches and counts them."""
 
 import contextlib
+import inspect
 import weakref
 from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as tf_trainer
-from keras.src.trainers import data_adapters, epoch_iterator
+from keras.src.trainers import data_adapters, epoch_iterator, trainer
 
 from distribution import kinds
 from distribution.keras_compat.replacing import replaced
@@ -204,6 +205,35 @@ def use_what_is_built() -> contextlib.AbstractContextManager:
         return maybe_symbolic_build
 
     return replaced(tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", make)
+
+
+# What `compile(jit_compile=...)` got, by model, where it got something.
+_jit_compile: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def remember_jit_compile() -> contextlib.AbstractContextManager:
+    """Makes `compiled_jit` return what `compile(jit_compile=...)` got.
+
+    Lacks: Keras keeps True or False for "auto" too, so nothing tells what a program has chosen.
+    Does: remembers the argument.
+    """
+
+    def make(stock):
+        signature = inspect.signature(stock)
+
+        def compile_model(self, *args, **kwargs):
+            stock(self, *args, **kwargs)
+            _jit_compile[self] = signature.bind(self, *args, **kwargs).arguments.get("jit_compile")
+
+        return compile_model
+
+    return replaced(trainer.Trainer, "compile", make)
+
+
+def compiled_jit(model: keras.Model) -> bool | None:
+    """Returns whether `compile(jit_compile=...)` got True or False; None if it got neither."""
+    chosen = _jit_compile.get(model)
+    return chosen if isinstance(chosen, bool) else None
 
 
 def call(model: keras.Model, x, training: bool):

@@ -36,6 +36,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
     shares_weights = name in kinds.SHARED_WEIGHTS
     patches = [
         fitting.use_what_is_built,
+        fitting.remember_jit_compile,
         fitting.count_from_mid_epoch,
         write_weights_at_once,
         compiled_losses.leave_losses_unscaled,
