@@ -18,6 +18,7 @@ from tensorflow.python.distribute import collective_all_reduce_strategy
 from distribution import kinds
 from distribution.keras_compat import (
     compiled_losses,
+    custom_gradients,
     fitting,
     optimizers,
     randomness,
@@ -39,6 +40,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
         fitting.remember_jit_compile,
         fitting.count_from_mid_epoch,
         write_weights_at_once,
+        custom_gradients.free_gradients_with_graphs,
         compiled_losses.leave_losses_unscaled,
         compiled_losses.weigh_each_value,
         optimizers.leave_gradients_reduced,

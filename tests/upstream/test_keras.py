@@ -6,12 +6,14 @@ must pass. Where stock Keras passes, the strict xfail fails and names the repair
 
 import contextlib
 import functools
+import gc
 import re
 import subprocess
 import sys
 import tempfile
 import types
 import unittest.mock
+import weakref
 
 import keras
 import keras_nlp
@@ -25,6 +27,7 @@ from distribution import attention, step
 from distribution.keras_compat import (
     attention_layers,
     compiled_losses,
+    custom_gradients,
     fitting,
     generation,
     hub_models,
@@ -486,6 +489,17 @@ def test_weights_on_a_full_disk(repaired):
         assert ended.returncode == 0, ended.returncode
         assert ended.stdout == "an error\n"
         assert "Exception ignored" not in ended.stderr and "Traceback" not in ended.stderr
+
+
+@repair("free_gradients_with_graphs", "tf.custom_gradient keeps its graphs (no thread known)")
+def test_a_graph_with_a_custom_gradient_dies(repaired):
+    with only_if(repaired, custom_gradients.free_gradients_with_graphs()):
+        function = tf.function(tf.nn.silu).get_concrete_function(tf.TensorSpec([2], "float32"))
+    graph = weakref.ref(function.graph)
+    del function
+    gc.collect()
+    with asking_keras():
+        assert graph() is None, "the graph is in memory"
 
 
 @repair(
