@@ -225,13 +225,13 @@ def main(options: Options) -> dict:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
         data = load_data(options, run)
-        asked = run.fact("preset") or options.preset
+        asked = run.fact("preset") or options.preset  # a run that resumes keeps its preset
         preset = None if asked == "scratch" else asked
         run.note(data.note, vocabulary_note(options, preset, data), other_kind_note(run, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         run.note(presets.added_tokens_note(preset, tokenizer))
-        template = None  # of text
+        template = None  # text has none
         if run.trained is not None:
             template = run.metadata["template"]
         elif isinstance(data, prompts.Prompts):
@@ -244,6 +244,7 @@ def main(options: Options) -> dict:
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
                 fine_tuning.freeze(task, options)
+        # Documents share rows where the model's attention keeps them apart.
         together = options.context == "row" or decoders.can_share_rows(task)
         if not together:
             run.note(
@@ -254,7 +255,7 @@ def main(options: Options) -> dict:
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
         run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(data.repeated_note() if run.has_own_dataset else None)
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         base_learning_rate = 4e-3
@@ -289,7 +290,7 @@ def main(options: Options) -> dict:
         baseline = baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
         if "kneser_ney_cross_entropy" in baseline:
             run.note(counted_note(rows["train"].tokens))
-        # The head in chunks, schedule and loss, under the strategy.
+        # Schedule and loss, under the strategy; the model computes the task's logits in chunks.
         with run.strategy.scope():
             model = decoders.learner(task)
             warmup = plan.warmup_steps
@@ -323,7 +324,7 @@ def main(options: Options) -> dict:
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
-        if isinstance(data, Text):
+        if isinstance(data, Text):  # also per word and per byte: comparable across vocabularies
             nats = test["cross_entropy"] * predicted["test"]
             found, notes = perplexities_or_notes(nats, data.splits["test"], tokenizer)
             test |= found

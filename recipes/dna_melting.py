@@ -334,7 +334,7 @@ def main(options: Options) -> dict:
             return run.results
         # Molecules as columns and conditions, and their temperatures in degrees C, by split.
         molecules = load_molecules(options, run)
-        drawn = []
+        drawn = []  # duplexes with the formula's temperatures, for the training alone
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
@@ -345,7 +345,7 @@ def main(options: Options) -> dict:
         weights = None
         if drawn:
             weights = np.repeat([1.0, options.formula_weight], [len(measured), len(drawn)])
-        learned: dict[str, Any] = dict(splits)
+        learned: dict[str, Any] = dict(splits)  # the same when the run resumes
         if options.enthalpy_weight:
             learned["enthalpies"] = [melting.enthalpies(split) for split in used.values()]
         # A trained run that is evaluated keeps its own scale.
@@ -382,10 +382,10 @@ def main(options: Options) -> dict:
         )
         test_data = arrays.evaluation_data(splits["test"][0], *test_answers, batch_size=batch_size)
         baseline = melting.baselines(molecules)
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         repeated = melting.in_training(molecules, "test") if run.has_own_dataset else None
         run.note(*(melting.repeated_notes(molecules) if run.has_own_dataset else ()))
-        # The encoder, its schedule and its loss in degrees C, under the strategy.
+        # Networks, schedule and loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]
             answering = networks

@@ -266,7 +266,7 @@ def main(options: Options) -> dict:
             test_file=run.test_file,
         )
         require_kind(options, data)
-        if run.trained is not None:  # in the order of its classes
+        if run.trained is not None:  # with the numbers that its classes have
             known = run.metadata.get("classes", ())
             data = data.with_classes(known, run.metadata.get("several", False))
             data.require_pairs(run.metadata.get("pairs", data.pairs))
@@ -279,7 +279,7 @@ def main(options: Options) -> dict:
             data = in_order_of_head(data, preset)
         data = limited(options, data)
         splits = data.splits
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(data.note, sentences.repeated_note(splits) if run.has_own_dataset else None)
         run.note(*undefined_area(options, data), unbalanced_note(options, data))
         run.note(unlearnable_note(options, data))
@@ -312,22 +312,18 @@ def main(options: Options) -> dict:
         kind = label_kinds.KINDS[data.kind](data, options.metrics)
         baseline = kind.baselines()
         run.note(baseline_note(data, baseline))
+        keep_head = True  # of a run that is evaluated, with the scale of its scores
+        if run.trained is None:
+            keep_head, about_head = choose_head(options, preset, data)
+            run.note(*about_head)
+        # What a new model is initialised with: evidence of word pieces, and some 500 sentences.
+        evidence = kind.evidence(inputs["train"], tokenizer) if preset is None else None
+        every = 1 + len(labels["train"]) // 500
+        sample = {name: rows[::every] for name, rows in inputs["train"].items()}
+        weights = kind.balanced_weights() if options.class_weights == "balanced" else None
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
-            evidence = None
-            every = 1 + len(labels["train"]) // 500
-            sample = {name: rows[::every] for name, rows in inputs["train"].items()}
-            keep_head = run.trained is not None  # that of the run, with the scale of its scores
             scale = scale_of(data) if data.scores else None
-            if preset is None:
-                evidence = kind.evidence(inputs["train"], tokenizer)
-            elif options.init_from is not None and run.trained is None:
-                run.note(unused_head_note(options.init_from, preset, data))
-            elif run.trained is None:
-                keep_head, about_head = presets.kept_head(preset, data.classes, data.several)
-                is_frozen = options.freeze_backbone or options.lora_rank is not None
-                run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
-            weights = kind.balanced_weights() if options.class_weights == "balanced" else None
             model = build_model(
                 options,
                 len(data.classes) or 1,
@@ -350,7 +346,8 @@ def main(options: Options) -> dict:
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
                 loss=kind.loss(options.label_smoothing, weights),
-                loss_weights=None if scale is None else [scale.scale**-2],  # in any unit the same
+                # The squared errors of scores count the same in any unit.
+                loss_weights=None if scale is None else [scale.scale**-2],
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
             )
@@ -361,12 +358,13 @@ def main(options: Options) -> dict:
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[view]
         )
-        class_weight = weights if isinstance(weights, dict) else None  # others are in the loss
+        # Of several labels the weights are in the loss.
+        class_weight = weights if isinstance(weights, dict) else None
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         results = kind.results(test, metrics, lambda split: outputs_of(model, inputs[split]))
         results["metadata"]["pairs"] = data.pairs
-        # Called for `recipes.evaluate --examples` alone.
+        # `recipes.evaluate --examples` alone calls it.
         results["examples_table"] = lambda: worst_first(model, inputs["test"], kind)
         if run.has_own_dataset:
             results["test_sentences_in_training"] = sentences.repeated_in_test(splits)
@@ -473,6 +471,19 @@ def unlearnable_note(options: Options, data: sentences.Sentences) -> str | None:
         what = "are of"
     names = [repr(data.classes[index][:100]) for index in np.flatnonzero(missing)]
     return f"{cut}: no training sentences {what} {listed(names)}" if names else None
+
+
+def choose_head(
+    options: Options, preset: str | None, data: sentences.Sentences
+) -> tuple[bool, list[str | None]]:
+    """Tells whether a training begins with the head of its preset, and returns notes about it."""
+    if preset is None:
+        return False, []
+    if options.init_from is not None:
+        return False, [unused_head_note(options.init_from, preset, data)]
+    keeps, about_head = presets.kept_head(preset, data.classes, data.several)
+    is_frozen = options.freeze_backbone or options.lora_rank is not None
+    return keeps, [about_head, None if keeps else presets.new_pooler(preset, is_frozen)]
 
 
 def in_order_of_head(data: sentences.Sentences, preset: str) -> sentences.Sentences:
