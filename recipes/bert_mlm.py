@@ -170,11 +170,12 @@ def main(options: Options) -> dict:
         run.note(text.note, why)
         tokenizer = load_tokenizer(options, run, preset, text)
         preprocessor = make_preprocessor(options, preset, tokenizer)
+        # Names of the model's inputs: some families have no segments.
         inputs = tuple(preprocessor(tf.constant(["a text"]))[0])
         sequences, masking = make_sequences(
             options, text, tokenizer, run.cache_dir, inputs, options.initial_probability(preset)
         )
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(text.repeated_note() if run.has_own_dataset else None)
         run.note(*sequence_notes(options, sequences, tokenizer))
         tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
@@ -213,6 +214,7 @@ def main(options: Options) -> dict:
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
             presets.require_vocabulary(network, tokenizer, str(preset))
+            # Trains the weights of the network, whose logits it computes in chunks.
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
             warmup = plan.warmup_steps

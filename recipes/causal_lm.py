@@ -226,7 +226,7 @@ def main(options: Options) -> dict:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
         data = load_data(options, run)
-        asked = run.fact("preset") or options.preset
+        asked = run.fact("preset") or options.preset  # a run that resumes keeps its preset
         preset = None if asked == "scratch" else asked
         run.note(data.note, vocabulary_note(options, preset, data), other_kind_note(run, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
@@ -240,13 +240,14 @@ def main(options: Options) -> dict:
             if run.trained is None:  # only training computes the losses of experts' routers
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
+        # Documents share rows where the model's attention keeps them apart.
         together = options.context == "row" or decoders.can_share_rows(task)
         run.note(None if together else own_rows_note(task))
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
         run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(data.repeated_note() if run.has_own_dataset else None)
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         plan = run.plan(
@@ -267,7 +268,7 @@ def main(options: Options) -> dict:
         baseline = baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
         if "kneser_ney_cross_entropy" in baseline:
             run.note(counted_note(rows["train"].tokens))
-        # The head in chunks, schedule and loss, under the strategy.
+        # Schedule and loss, under the strategy; the model computes the task's logits in chunks.
         with run.strategy.scope():
             model = decoders.learner(task)
             warmup = plan.warmup_steps
@@ -300,7 +301,7 @@ def main(options: Options) -> dict:
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
-        if isinstance(data, Text):
+        if isinstance(data, Text):  # also per word and per byte: comparable across vocabularies
             nats = test["cross_entropy"] * predicted["test"]
             found, notes = perplexities_or_notes(nats, data.splits["test"], tokenizer)
             test |= found

@@ -336,7 +336,7 @@ def main(options: Options) -> dict:
             return run.results
         # Molecules as columns and conditions, and their temperatures in degrees C, by split.
         molecules = load_molecules(options, run)
-        drawn = []
+        drawn = []  # duplexes with the formula's temperatures, for the training alone
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
@@ -347,7 +347,7 @@ def main(options: Options) -> dict:
         weights = None
         if drawn:
             weights = np.repeat([1.0, options.formula_weight], [len(measured), len(drawn)])
-        learned: dict[str, Any] = dict(splits)
+        learned: dict[str, Any] = dict(splits)  # the same when the run resumes
         if options.enthalpy_weight:
             learned["enthalpies"] = [melting.enthalpies(split) for split in used.values()]
         # A trained run that is evaluated keeps its own scale.
@@ -369,9 +369,9 @@ def main(options: Options) -> dict:
             run.note("r2 is left out: all temperatures of the test split are equal")
         train_data, valid_data, test_data = make_batches(options, plan, used, splits, weights)
         baseline = melting.baselines(molecules)
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(*(melting.repeated_notes(molecules) if run.has_own_dataset else ()))
-        # The encoder, its schedule and its loss in degrees C, under the strategy.
+        # Networks, schedule and loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]
             answering = networks

@@ -82,7 +82,7 @@ def build_model(options: Options) -> keras.Model:
 
 def main(options: Options) -> dict:
     """Trains, tests and saves; returns what `results.json` holds."""
-    with start_run("mnist", options) as run:
+    with start_run("mnist", options) as run:  # devices, seed, folder, signals
         if run.finished:
             return run.results
         # Images and labels by split.
@@ -94,6 +94,7 @@ def main(options: Options) -> dict:
         # Of an evaluation on other data the model has not seen the training split.
         run.note(unlearnable_note(splits, images.classes) if run.has_own_dataset else None)
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
+        # Global batch, learning rate and steps for this number of replicas.
         plan = run.plan(
             examples=len(splits["train"][1]),
             base_learning_rate=options.base_learning_rate,
@@ -122,8 +123,9 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-        # Training and test; TensorBoard shows the confusion matrix.
+        # Training and test; TensorBoard shows images, their classes, and the confusion matrix.
         shown = ImageSummaries(run.tensorboard, *splits["valid"], images.classes)
+        # Makes the steps exact on any number of replicas; returns callbacks and epochs of fit().
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[shown]
         )

@@ -177,7 +177,7 @@ def main(options: Options) -> dict:
         # Prompts and responses; a tokenizer; tokens by split.
         data = load_pairs(options, run)
         run.note(data.note)
-        asked = run.fact("preset") or options.preset
+        asked = run.fact("preset") or options.preset  # a run that resumes keeps its preset
         preset = None if asked == "scratch" else asked
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
@@ -236,6 +236,7 @@ def main(options: Options) -> dict:
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
+        # Answers to test prompts beside the responses; the prompts, copied, are the baseline.
         shown = arrays.spaced(len(splits["test"]), options.answered_examples)
         answered = answer(model, preprocessor, [splits["test"][index] for index in shown], options)
         if answered:
@@ -250,7 +251,7 @@ def main(options: Options) -> dict:
             baseline=baseline,
             preprocessor=preprocessor,
             example_input=min((prompt for prompt, _ in splits["valid"]), key=len),
-            # Called for `recipes.evaluate --examples` alone.
+            # `recipes.evaluate --examples` alone calls it.
             examples_table=lambda: worst_first(
                 answer(model, preprocessor, splits["test"], options)
             ),

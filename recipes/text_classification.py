@@ -265,7 +265,7 @@ def main(options: Options) -> dict:
         if fine_tunes and run.trained is None:
             data = in_order_of_head(data, str(preset))
         data = limited(options, data)
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(data.note, sentences.repeated_note(data.splits) if run.has_own_dataset else None)
         run.note(*label_notes(options, data))
         inputs = sentences.encode_once(data.splits, preprocessor, run.cache_dir)
@@ -315,12 +315,13 @@ def main(options: Options) -> dict:
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[view]
         )
-        class_weight = weights if isinstance(weights, dict) else None  # others are in the loss
+        # Of several labels the weights are in the loss.
+        class_weight = weights if isinstance(weights, dict) else None
         model.fit(train_data, class_weight=class_weight, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         results = kind.results(test, metrics, lambda split: outputs_of(model, inputs[split]))
         results["metadata"]["pairs"] = data.pairs
-        # Called for `recipes.evaluate --examples` alone.
+        # `recipes.evaluate --examples` alone calls it.
         results["examples_table"] = lambda: worst_first(model, inputs["test"], kind)
         if run.has_own_dataset:
             results["test_sentences_in_training"] = sentences.repeated_in_test(data.splits)
@@ -388,14 +389,11 @@ def make_model(
     """
     data, is_new = kind.data, run.trained is None
     labels = data.splits["train"][1]
-    keep_head = not is_new  # that of the run, with the scale of its scores
-    if options.init_from is not None and is_new:
-        run.note(unused_head_note(options.init_from, str(preset), data))
-    elif preset is not None and is_new:
-        keep_head, about_head = presets.kept_head(preset, data.classes, data.several)
-        is_frozen = options.freeze_backbone or options.lora_rank is not None
-        run.note(about_head, None if keep_head else presets.new_pooler(preset, is_frozen))
-    every = 1 + len(labels) // 500
+    keep_head = True  # of a run that is evaluated, with the scale of its scores
+    if is_new:
+        keep_head, about_head = choose_head(options, preset, data)
+        run.note(*about_head)
+    every = 1 + len(labels) // 500  # some 500 sentences
     model = build_model(
         options,
         len(data.classes) or 1,
@@ -516,6 +514,19 @@ def unlearnable_note(options: Options, data: sentences.Sentences) -> str | None:
         what = "are of"
     names = [repr(data.classes[index][:100]) for index in np.flatnonzero(missing)]
     return f"{cut}: no training sentences {what} {listed(names)}" if names else None
+
+
+def choose_head(
+    options: Options, preset: str | None, data: sentences.Sentences
+) -> tuple[bool, list[str | None]]:
+    """Tells whether a training begins with the head of its preset, and returns notes about it."""
+    if preset is None:
+        return False, []
+    if options.init_from is not None:
+        return False, [unused_head_note(options.init_from, preset, data)]
+    keeps, about_head = presets.kept_head(preset, data.classes, data.several)
+    is_frozen = options.freeze_backbone or options.lora_rank is not None
+    return keeps, [about_head, None if keeps else presets.new_pooler(preset, is_frozen)]
 
 
 def in_order_of_head(data: sentences.Sentences, preset: str) -> sentences.Sentences:
