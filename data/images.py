@@ -179,12 +179,12 @@ def _folder(dataset: str) -> Images:
     missing = [name for name in names if not list(folder.glob(f"{name}*"))]
     if missing:
         raise DataError(f"{folder}: {', '.join(missing)} missing, plain or .gz; {OTHERS}")
-    train, test = (_read_pair(folder, f"{half}-") for half in ("train", "t10k"))
+    train, test = _read_pair(folder, "train-", least=2), _read_pair(folder, "t10k-")
     return Images(dataset, {"train": _scaled(*train), "test": _scaled(*test)})
 
 
 def _read_pair(
-    folder: Path, begin: str, images: Path | None = None
+    folder: Path, begin: str, images: Path | None = None, least: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Reads images and their labels from two IDX files, whose names have the same beginning.
 
@@ -192,19 +192,21 @@ def _read_pair(
         folder: Contains both.
         begin: The beginning of their names.
         images: The one of the images, or None for either form.
+        least: Number of images to expect; of training ones the last may be cut off.
     """
     pixels = _read_idx(images or _plain_or_gz(folder / (begin + IMAGES)), (SIDE, SIDE))
     labels = _read_idx(_plain_or_gz(folder / (begin + LABELS)), ())
-    if len(pixels) != len(labels) or len(labels) < 2 or labels.max() > 9:
+    if len(pixels) != len(labels) or len(labels) < least or labels.max() > 9:
         raise DataError(
             f"{folder}, {begin}* files: {len(pixels)} images, {len(labels)} labels from 0 to "
-            f"{labels.max(initial=0)}; expected 2 images or more, each with a label from 0 to 9"
+            f"{labels.max(initial=0)}; expected {least} or more, each with a label from 0 to 9"
         )
     return pixels, labels
 
 
 def _plain_or_gz(path: Path) -> Path:
-    return path if path.exists() else path.with_name(f"{path.name}.gz")
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.exists() and not path.exists() else path
 
 
 def _read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:

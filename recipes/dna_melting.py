@@ -118,10 +118,11 @@ class Options(TransformerOptions, HeldOutOptions):
             problems.append("--formula-weight: all molecules are the formula's; pass --dataset")
         if self.enthalpy_weight and of_the_formula:
             problems.append("--enthalpy-weight: the formula has no measured enthalpies")
-        if of_the_formula and self.fold != type(self).fold:
-            problems.append(
-                "--fold: the formula's duplexes have splits of their own; pass --dataset"
-            )
+        if self.fold != type(self).fold and self.evaluation is None:
+            if self.dataset in (melting.FORMULA, melting.NNN):
+                problems.append(f"--fold: {self.dataset} has its splits; pass another --dataset")
+            elif self.validation_file is not None and self.test_file is not None:
+                problems.append("--fold: leave it out; the other files are the splits")
         if self.oligos != type(self).oligos and not (
             self.formula_weight or self.dataset == melting.FORMULA or self.evaluation is not None
         ):

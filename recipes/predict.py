@@ -113,13 +113,16 @@ class Options(TakesMore, RunOptions):
                 continue
             about = re.search(rf"^ +{name}: (.*)", predict.__doc__ or "", re.MULTILINE)
             is_required = parameter.default is inspect.Parameter.empty
+            values = value_arguments(hints.get(name, type(parameter.default)))
+            if "nargs" in values:  # without one the option would do nothing
+                values["nargs"] = "+"
             try:
                 group.add_argument(
                     flag(name),
                     default=None if is_required else parameter.default,
                     required=is_required,
                     help=about[1].replace("%", "%%") if about else "An option of the recipe.",
-                    **value_arguments(hints.get(name, type(parameter.default))),
+                    **values,
                 )
             except argparse.ArgumentError as error:
                 raise RunError(

@@ -455,7 +455,8 @@ def predict(
     Raises:
         OptionsError: a value is out of range.
     """
-    problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
+    drawn = num_samples if num_beams < 2 else 1
+    problems = samplers.sampling_problems(temperature, top_k, top_p, drawn)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
     if temperature == 0 and (top_k, top_p) != (TOP_K, 1.0):

@@ -276,6 +276,14 @@ def test_idx_files_of_images(tmp_path):
     assert found.note == f"{mine} is the validation split, instead of that of {tmp_path}"
     found = load_images("digits", held_out={"valid": mine, "test": mine})
     assert [len(labels) for _, labels in found.splits.values()] == [1297, 7, 7]
+    one = write_images(tmp_path, "one", 1, 1)
+    assert len(load_images("digits", held_out={"test": one}).splits["test"][1]) == 1
+    (tmp_path / f"one-{images.LABELS}").unlink()
+    with pytest.raises(DataError, match="one-labels-idx1-ubyte: cannot be read .No such file"):
+        load_images("digits", held_out={"test": one})
+    none = write_images(tmp_path, "none", 0, 1)
+    with pytest.raises(DataError, match="none-[*] files: 0 images, 0 labels .* expected 1 or more"):
+        load_images("digits", held_out={"test": none})
     gone = {"valid": tmp_path / "gone-images-idx3-ubyte"}
     evaluated = load_images(str(tmp_path), held_out=gone, test_file=mine)
     assert [len(labels) for _, labels in evaluated.splits.values()] == [40, 7, 7]

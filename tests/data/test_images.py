@@ -112,7 +112,7 @@ def test_all_of_a_test_file_is_the_test_split(folder, tmp_path, ending):
     file = tmp_path / f"new-{images.IMAGES}{ending}"
     file.write_bytes(pack(idx(pixels)))
     loaded = functools.partial(load_images, str(folder), test_file=file)
-    with pytest.raises(DataError, match="new-labels-idx1-ubyte.gz: cannot be read .No such file"):
+    with pytest.raises(DataError, match="new-labels-idx1-ubyte: cannot be read .No such file"):
         loaded()
     (tmp_path / f"new-labels-idx1-ubyte{ending}").write_bytes(pack(idx(labels)))
     assert_promise(loaded())

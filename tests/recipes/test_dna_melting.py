@@ -301,7 +301,12 @@ def test_examples_with_the_largest_errors_first(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--fold", "3"], "--fold: the formula's duplexes have splits of their own"),
+        (["--fold", "3"], "--fold: nearest-neighbour has its splits; pass another --dataset"),
+        (["--fold", "3", "--dataset", "nnn"], "--fold: nnn has its splits"),
+        (
+            ["--fold", "3", "--dataset", "x", "--validation-file", "y", "--test-file", "z"],
+            "--fold: leave it out; the other files are the splits",
+        ),
         (["--dataset", "x.csv", "--oligos", "77"], "--oligos: needs --formula-weight"),
     ],
 )

@@ -1378,6 +1378,8 @@ class TestOwnArguments:
         assert status == 2 and f"INPUTS: pass some, or --file; {order}" in errors
         status, printed, _ = command_line(predict, tmp_path, "what is it?", "--stop", "Q:")
         assert status == 0 and printed == "what is it?\n  what is it? ['Q:']\n"
+        status, _, errors = command_line(predict, tmp_path, "what is it?", "--stop")
+        assert status == 2 and "argument --stop: expected at least one argument" in errors
         status, _, errors = command_line(predict, tmp_path)
         assert status == 2 and order not in errors
         assert "default: ()" not in command_line(predict, tmp_path, "--help")[1]
