@@ -70,6 +70,45 @@ def require_splits(options: SharedOptions, validation, test) -> None:
         raise OptionsError("\n".join(problems))
 
 
+def require_forms(train_data: tf.data.Dataset, splits: dict, needs_labels: bool = True) -> None:
+    """Rejects a split that has no labels or no batches, which `fit()` would find after an epoch.
+
+    Args:
+        train_data: the training data.
+        splits: data of `run.prepare()` by its argument; may contain None. What Keras alone knows
+            the form of, such as a `PyDataset`, is left to it.
+        needs_labels: whether the loss or the metrics of `compile()` compare outputs with labels.
+
+    Raises:
+        RunError: names the split and the remedy.
+    """
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(train_data.element_spec)
+    for split, data in splits.items():
+        form = data.element_spec if isinstance(data, tf.data.Dataset) else data
+        if not isinstance(form, tuple | list | dict | np.ndarray | tf.Tensor | tf.TensorSpec):
+            continue
+        ours, labels, _ = keras.utils.unpack_x_y_sample_weight(form)
+        if isinstance(ours, dict) != isinstance(x, dict):
+            kinds = ["a dict" if isinstance(each, dict) else "no dict" for each in (ours, x)]
+            raise RunError(
+                f"run.prepare({split}=...): its inputs are {kinds[0]}, those of train_data "
+                f"{kinds[1]}; pass batches, or arrays, of the same form (x, y)"
+            )
+        if needs_labels and isinstance(labels, tf.NoneTensorSpec | None):
+            raise RunError(
+                f"run.prepare({split}=...) has no labels, which train_data has: pass (x, y), or "
+                "data.arrays.evaluation_data(x, y, ...)"
+            )
+        shapes = [[getattr(leaf, "shape", None) for leaf in tf.nest.flatten(e)] for e in (ours, x)]
+        for mine, theirs in zip(*shapes, strict=False):
+            ranks = [tf.TensorShape(shape).rank for shape in (mine, theirs)]
+            if None not in ranks and ranks[0] == ranks[1] - 1:
+                raise RunError(
+                    f"run.prepare({split}=...) has inputs of shape {tuple(mine)}, train_data of "
+                    f"{tuple(theirs)}: batch() it, or pass data.arrays.evaluation_data(x, y, ...)"
+                )
+
+
 def require_fewer(options: SharedOptions, validation) -> None:
     """Rejects validation data with more examples than `--max-validation-examples`.
 

@@ -550,6 +550,9 @@ class Run:
         info, options = self.folder.checkpoint, self.options
         data_checks.require_splits(options, validation, test)
         data_checks.require_fewer(options, validation)
+        if "test_step" not in inspection.own_steps(model):  # which takes what it likes
+            splits = {"validation": validation, "test": test}
+            data_checks.require_forms(train_data, splits, inspection.needs_labels(model))
         model_checks.require_in_scope(model, self.strategy)
         first_batches = data_checks.first_batches_sha256(train_data)
         steps_per_execution = self._steps_per_execution(model)

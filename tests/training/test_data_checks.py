@@ -69,6 +69,46 @@ class TestData:
         data = (np.zeros((4, 6)), np.zeros(4)) if kind == "arrays" else Batches()
         data_checks.require_splits(SharedOptions(), validation=data, test=None)
 
+    @pytest.mark.parametrize(
+        "form, part",
+        [
+            ("no labels", "(validation=...) has no labels, which train_data has: pass (x, y), or"),
+            ("array", "(validation=...) has no labels"),
+            ("no batches", "inputs of shape (6,), train_data of (4, 6): batch() it, or pass"),
+            ("dict", "its inputs are a dict, those of train_data no dict; pass batches, or arrays"),
+        ],
+    )
+    def test_validation_data_of_another_form(self, form, part):
+        """Keras finds it after the first epoch."""
+        x, y = np.zeros((8, 6), "float32"), np.zeros(8)
+        train = arrays.training_data(x, y, seed=0, batch_size=4)
+        rows = tf.data.Dataset.from_tensor_slices
+        wrong = {
+            "no labels": arrays.evaluation_data(x, batch_size=4),
+            "array": x,
+            "no batches": rows((x, y)),
+            "dict": rows({"x": x, "y": y}).batch(4),
+        }
+        with pytest.raises(RunError) as caught:
+            data_checks.require_forms(train, {"validation": wrong[form], "test": None})
+        assert part in str(caught.value) and "\n" not in str(caught.value)
+
+    def test_data_of_a_form_that_suits(self):
+        x, y = np.zeros((8, 6), "float32"), np.zeros(8)
+        train = arrays.training_data(x, y, seed=0, batch_size=4)
+        rows, unknown = tf.data.Dataset.from_tensor_slices, tf.TensorSpec(None)
+        for data in (
+            (x, y),
+            [tf.constant(x), y, y],
+            rows((x, y)).batch(3),
+            tf.data.Dataset.from_generator(lambda: None, output_signature=(unknown, unknown)),
+            keras.utils.PyDataset(),
+        ):
+            data_checks.require_forms(train, {"validation": data})
+        without = arrays.training_data(x, seed=0, batch_size=4)
+        test = arrays.evaluation_data(x, batch_size=4)
+        data_checks.require_forms(without, {"test": test}, needs_labels=False)
+
     @pytest.mark.parametrize("fingerprint", [{"order": batches.ORDER - 1}, {"weights": []}])
     def test_a_run_that_began_in_another_order_of_the_examples(self, stopped_at_four, fingerprint):
         """The first versions kept neither the order nor the optimizer."""
