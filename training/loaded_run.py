@@ -299,6 +299,7 @@ def evaluate(
 
     Raises:
         DataError: the data cannot be read.
+        RunError: `main` does not return its results.
     """
     if dataset is not None and isinstance(trained.options, HeldOutOptions):
         data_options = {"validation_file": None, "test_file": None} | data_options
@@ -316,7 +317,7 @@ def evaluate(
     )
     options.evaluation = EvaluationRequest(trained, test_file, examples)
     try:
-        return trained.module.main(options)
+        results = trained.module.main(options)
     except DataError as error:
         path = files.expand(options.dataset)
         is_gone = path.name != options.dataset or path.suffix != ""  # a path, no dataset's name
@@ -326,6 +327,12 @@ def evaluate(
         raise DataError(
             f"{error}; the run was trained on these data: pass --dataset if they have moved"
         ) from error
+    if not isinstance(results, dict):
+        raise RunError(
+            f"{trained.module.__name__}.main() returned {results!r:.100}, expected the results: "
+            "return run.finish(...)"
+        )
+    return results
 
 
 def same_outputs(ours, theirs) -> bool:
