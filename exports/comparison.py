@@ -18,10 +18,31 @@ class Differs(Exception):
 
 
 def symbolic_inputs(model: keras.Model) -> Any:
-    """Returns the structure of a model's inputs; None if the model does not declare them."""
+    """Returns the structure of a model's inputs; None if it is not known.
+
+    A subclass of `keras.Model` does not declare its inputs: their shapes are those that it was
+    built with, their type is the model's.
+    """
     if isinstance(model, keras.Sequential):
         return getattr(model, "inputs", [None])[0]
-    return getattr(model, "input", None)
+    if declares_inputs(model):
+        return model.input
+    shapes = (model.get_build_config() or {}).get("input_shape")
+    return None if shapes is None else _tensors(shapes, model.input_dtype)
+
+
+def declares_inputs(model: keras.Model) -> bool:
+    """Tells whether a model was made of `keras.Input`, not by a `call()` of its class."""
+    return hasattr(model, "input")
+
+
+def _tensors(shapes, dtype: str) -> Any:
+    """Returns a tensor of any batch size for each shape of a structure."""
+    if isinstance(shapes, dict):
+        return {name: _tensors(each, dtype) for name, each in shapes.items()}
+    if all(size is None or isinstance(size, int) for size in shapes):
+        return keras.KerasTensor((None, *shapes[1:]), dtype)
+    return [_tensors(each, dtype) for each in shapes]
 
 
 def random_inputs(model: keras.Model, seed: int = 0) -> Any:
@@ -32,7 +53,8 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
         seed: seed of the random numbers.
 
     Returns:
-        Arrays: floats from a standard normal distribution, integers 0 and 1, token ids from the
+        Arrays: floats from a standard normal distribution (from 0 to 1 of a model that does not
+        declare its inputs, since they may be ids), integers 0 and 1, token ids from the
         vocabulary of a KerasNLP task; tensors where one of them has texts. Free dimensions have
         size 2 (batch) or 8, fewer where a model takes fewer tokens. In the first column integers
         are 1, since it may be a mask.
@@ -47,6 +69,8 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
         shape[0] = tensor.shape[0] or 2
         if tensor.dtype == "string":
             return tf.constant(rng.choice(TEXTS, shape))
+        if not declares_inputs(model):
+            return rng.random(shape).astype(tensor.dtype)
         if keras.backend.is_float_dtype(tensor.dtype):
             return rng.standard_normal(shape).astype(tensor.dtype)
         highest = vocabulary_size if tensor.name.split(":")[0] == "token_ids" else 2

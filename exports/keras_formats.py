@@ -7,7 +7,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from exports.comparison import random_inputs, require_equal
+from exports.comparison import declares_inputs, random_inputs, require_equal, symbolic_inputs
 
 # Per format: its name in `keras.Model.export`, the file, further arguments.
 FORMATS = {
@@ -29,8 +29,11 @@ def write(model: keras.Model, folder: Path, name: str) -> str:
         One line that describes its inputs and outputs.
     """
     kind, file, arguments = FORMATS[name]
-    if hasattr(model, "input"):
-        model(model.input)  # ONNX requires a model that was called
+    # Keras requires a model that was called.
+    if declares_inputs(model):
+        model(model.input)
+    elif symbolic_inputs(model) is not None:
+        model(random_inputs(model))
     folder.mkdir()
     stock = tf.nn.gelu
     tf.nn.gelu = functools.partial(_gelu, stock)

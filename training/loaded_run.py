@@ -299,6 +299,7 @@ def evaluate(
 
     Raises:
         DataError: the data cannot be read.
+        RunError: `main` does not return its results.
     """
     own = trained.resolved.get("dataset") or trained.options.dataset
     is_own = dataset is None or files.is_same(dataset, own)
@@ -318,7 +319,7 @@ def evaluate(
     )
     options.evaluation = EvaluationRequest(trained, test_file, examples)
     try:
-        return trained.module.main(options)
+        results = trained.module.main(options)
     except DataError as error:
         path = files.expand(options.dataset)
         is_gone = path.name != options.dataset or path.suffix != ""  # a path, no dataset's name
@@ -328,6 +329,12 @@ def evaluate(
         raise DataError(
             f"{error}; the run was trained on these data: pass --dataset if they have moved"
         ) from error
+    if not isinstance(results, dict):
+        raise RunError(
+            f"{trained.module.__name__}.main() returned {results!r:.100}, expected the results: "
+            "return run.finish(...)"
+        )
+    return results
 
 
 def same_outputs(ours, theirs) -> bool:

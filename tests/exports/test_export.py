@@ -45,6 +45,23 @@ def convolution():
     return keras.Model(x, {"a": keras.layers.Dense(2)(features), "b": features})
 
 
+@keras.saving.register_keras_serializable("test_export")
+class Subclass(keras.Model):
+    """Declares no inputs; takes an array, or a dict with ids."""
+
+    def __init__(self, of_ids=False, **kwargs):
+        super().__init__(**kwargs)
+        self.of_ids = of_ids
+        self.embedding = keras.layers.Embedding(3, 4) if of_ids else None
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        return self.dense(self.embedding(x["ids"])[:, 0] * x["scale"] if self.of_ids else x)
+
+    def get_config(self):
+        return super().get_config() | {"of_ids": self.of_ids}
+
+
 def differ(found, expected):
     expected = [np.array(value) for value in keras.tree.flatten(expected)]
     return max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True))
@@ -238,6 +255,25 @@ def test_random_inputs_fit_the_model(masked_lm):
     for found in ([np.ones((2, 3))], [np.ones((2, 2))] * 2, [np.full((2, 2), np.nan)]):
         with pytest.raises(Differs):
             comparison.require_equal(found, np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("of_ids", [False, True])
+def test_a_subclass_that_is_loaded_is_exported(of_ids, tmp_path):
+    """A model that `call()` of its class defines was never called when it is loaded."""
+    x = np.random.default_rng(0).random((4, 3)).astype("float32")
+    if of_ids:
+        x = {"ids": np.array([[0, 1]] * 4, "float32"), "scale": x[:, :1]}
+    model = Subclass(of_ids)
+    model(x)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    keras_formats.write(loaded, tmp_path / "out", "saved_model")
+    assert keras_formats.compare(loaded, tmp_path / "out", "saved_model") < 1e-6
+    assert differ(keras_formats.run(tmp_path / "out", "saved_model", x), model(x)) < 1e-6
+
+
+def test_inputs_of_a_subclass_that_was_not_built_are_unknown():
+    assert comparison.symbolic_inputs(Subclass()) is None
 
 
 @pytest.mark.long

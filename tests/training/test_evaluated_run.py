@@ -162,6 +162,13 @@ class TestIgnoredDataset:
             evaluate(trained, dataset="nope.csv", batch_size=8)
 
 
+def test_a_main_that_returns_nothing_is_an_error(finished, monkeypatch):
+    stock = tiny_recipe.main
+    monkeypatch.setattr(tiny_recipe, "main", lambda options: stock(options) and None)
+    with pytest.raises(RunError, match=r"tiny_recipe.main\(\) returned None, .* return run.finish"):
+        evaluate(loaded(finished), dataset=None, batch_size=32)
+
+
 def a_part(model):
     """Returns the hidden layer of the tiny recipe's model, a model with the same inputs."""
     return keras.Model(model.inputs, model.layers[0].output, name="hidden")
