@@ -1,45 +1,29 @@
-"""Lets the gradients of `tf.custom_gradient` be freed with the graphs that they belong to."""
+"""Frees the gradients of `tf.custom_gradient`, and their graphs, at the end of a run."""
 
 import contextlib
-import weakref
+from collections.abc import Iterator
 
-import tensorflow as tf
 from tensorflow.python.framework import ops
-
-from distribution.keras_compat.replacing import replaced
 
 PREFIX = "CustomGradient-"  # of the names that `tf.custom_gradient` makes
 
 
-def free_gradients_with_graphs() -> contextlib.AbstractContextManager:
-    """Frees each gradient of `tf.custom_gradient` when the graph that calls it is freed.
+@contextlib.contextmanager
+def free_custom_gradients() -> Iterator[None]:
+    """Frees the gradients of `tf.custom_gradient` that graphs have registered within it.
 
     Breaks: `tf.custom_gradient` registers the gradient of each call in a graph, under a new name,
-    until the process ends. The gradient refers to the graph, so each training in a process
-    leaves its graphs in memory: 20 MB for the smallest BERT with our head, more for deeper models
-    (no thread known). Does: the graph keeps the gradient, and the registry refers to it weakly.
+    until the process ends. The gradient refers to the graph, perhaps to the model: each training
+    in a process leaves its graphs in memory, 20 MB for the smallest BERT with our head and more
+    for deeper models (no thread known). Does: removes them from the registry at the end. A step
+    computes its gradient in its own graph. What was traced within it for a prediction has no
+    gradient any more where it calls such a function; models that are called eagerly have one.
     """
-
-    def make(stock):
-        def register(self, gradient):
-            name = self._op_type
-            if not name.startswith(PREFIX):
-                return stock(self, gradient)
-            graph = tf.compat.v1.get_default_graph()
-            graph.custom_gradients = [*getattr(graph, "custom_gradients", ()), gradient]
-            kept = weakref.ref(gradient)
-
-            def gradient_of_graph(operation, *upstream):
-                gradient = kept()
-                if gradient is None:
-                    raise LookupError(f"{name}: the graph that it belongs to was freed")
-                return gradient(operation, *upstream)
-
-            stock(self, gradient_of_graph)
-            removal = weakref.finalize(graph, ops.gradient_registry._registry.pop, name)
-            removal.atexit = False
-            return gradient
-
-        return register
-
-    return replaced(ops.RegisterGradient, "__call__", make)
+    registered = ops.gradient_registry._registry
+    before = set(registered)
+    try:
+        yield
+    finally:
+        for name in registered.keys() - before:
+            if name.startswith(PREFIX):
+                del registered[name]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from distribution.keras_compat.custom_gradients import free_gradients_with_graphs
+from distribution.keras_compat.custom_gradients import free_custom_gradients
 from distribution.keras_compat.replacing import replaced
 
 
@@ -19,7 +19,7 @@ def patch_generation_for(length: int) -> Iterator[None]:
     """
     with (
         integers_of_32_bits(),
-        free_gradients_with_graphs(),  # those of tf.nn.silu
+        free_custom_gradients(),  # those of tf.nn.silu
         slide_windows_while_generating(),
         read_prompts_once(),
         rotate_by_length(length),

@@ -40,7 +40,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
         fitting.remember_jit_compile,
         fitting.count_from_mid_epoch,
         write_weights_at_once,
-        custom_gradients.free_gradients_with_graphs,
+        custom_gradients.free_custom_gradients,
         compiled_losses.leave_losses_unscaled,
         compiled_losses.weigh_each_value,
         optimizers.leave_gradients_reduced,

@@ -14,7 +14,6 @@ from data import arrays, batches, sequences
 from distribution import step, strategies
 from distribution.keras_compat import (
     compiled_losses,
-    custom_gradients,
     fitting,
     optimizers,
     patches,
@@ -32,7 +31,6 @@ PATCHED = [
     (optimizers.TFOptimizer, "_all_reduce_sum_gradients"),
     (randomness.tf_random, "dropout"),
     (patches.saving_lib.H5IOStore, "__init__"),
-    (custom_gradients.ops.RegisterGradient, "__call__"),
     (replica_states.Variable, "assign_add"),
     (replica_states.Variable, "__init__"),
     (fitting.epoch_iterator.EpochIterator, "__init__"),
@@ -45,7 +43,7 @@ PATCHED = [
     ),
 ]
 FOR_ALL = {
-    *("_maybe_symbolic_build", "H5IOStore.__init__", "__call__"),
+    *("_maybe_symbolic_build", "H5IOStore.__init__"),
     *("EpochIterator.__init__", "_enumerate_iterator"),
     *("scale_loss_for_distribution", "unscale_loss_for_distribution", "reduce_weighted_values"),
     *("_all_reduce_sum_gradients", "dropout"),

@@ -13,7 +13,9 @@ from tests.support import strategy_run
 SHORT = dict(strategy="none", max_steps=1, epochs=1, max_examples=64)
 OPTIONS = {  # in float64
     bert_mlm: strategy_run.TINY_TEXT | SHORT,
-    causal_lm: strategy_run.TINY_CAUSAL | SHORT | dict(n_grams=False),
+    causal_lm: strategy_run.TINY_CAUSAL
+    | SHORT
+    | dict(n_grams=False, num_layers=2, gradient_checkpointing=True),
     mnist: strategy_run.TINY_IMAGES | SHORT,
 }
 

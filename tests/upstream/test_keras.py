@@ -491,9 +491,9 @@ def test_weights_on_a_full_disk(repaired):
         assert "Exception ignored" not in ended.stderr and "Traceback" not in ended.stderr
 
 
-@repair("free_gradients_with_graphs", "tf.custom_gradient keeps its graphs (no thread known)")
+@repair("free_custom_gradients", "tf.custom_gradient keeps its graphs (no thread known)")
 def test_a_graph_with_a_custom_gradient_dies(repaired):
-    with only_if(repaired, custom_gradients.free_gradients_with_graphs()):
+    with only_if(repaired, custom_gradients.free_custom_gradients()):
         function = tf.function(tf.nn.silu).get_concrete_function(tf.TensorSpec([2], "float32"))
     graph = weakref.ref(function.graph)
     del function
