@@ -125,17 +125,19 @@ class Prompts:
         content = json.dumps([self.splits[split] for split in SPLITS])
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def repeated_note(self) -> str | None:
-        """Returns a line about test prompts that have the same response in training, or None."""
+    def repeated_notes(self) -> list[str]:
+        """Returns a line for validation and test if training has prompts with the same response."""
         known = {hash(_folded(pair)) for pair in self.splits["train"]}
-        test = self.splits["test"]
-        repeated = sum(hash(_folded(pair)) in known for pair in test)
-        if not repeated:
-            return None
-        return (
-            f"{repeated:,} of {len(test):,} test prompts are in training too, with the same "
-            "response (case and spaces ignored)"
-        )
+        notes = []
+        for split in ("valid", "test"):
+            pairs = self.splits[split]
+            repeated = sum(hash(_folded(pair)) in known for pair in pairs)
+            if repeated:
+                notes.append(
+                    f"{repeated:,} of {len(pairs):,} {TITLES[split]} prompts are in training too, "
+                    "with the same response (case and spaces ignored)"
+                )
+        return notes
 
     def as_text(self) -> Text:
         """Returns prompts and responses as lines, to learn a vocabulary from."""

@@ -508,25 +508,26 @@ def without_names(paragraph: str) -> str:
     return re.sub(r"\s+", " ", PACKAGE_NAMES.sub("", paragraph)).strip()
 
 
-def repeated_in_test(splits: dict[str, tuple[list[str], np.ndarray]]) -> int:
-    """Counts the test sentences that are also in training, ignoring case and spaces.
+def in_training(splits: dict[str, tuple[list[str], np.ndarray]], split: str) -> int:
+    """Counts the sentences of a split that are also in training, ignoring case and spaces.
 
     Args:
         splits: As in `Sentences.splits`.
+        split: "valid" or "test".
     """
     known = set(map(fold, splits["train"][0]))
-    return sum(fold(sentence) in known for sentence in splits["test"][0])
+    return sum(fold(sentence) in known for sentence in splits[split][0])
 
 
-def repeated_note(splits: dict[str, tuple[list[str], np.ndarray]]) -> str | None:
-    """Returns a line about the repeated sentences in the test split, or None if there are none."""
-    repeated = repeated_in_test(splits)
-    if not repeated:
-        return None
-    return (
-        f"{repeated:,} of {len(splits['test'][0]):,} test sentences are training sentences too "
-        "(case and spaces ignored)"
-    )
+def repeated_notes(splits: dict[str, tuple[list[str], np.ndarray]]) -> list[str]:
+    """Returns a line for validation and test if training sentences are among theirs."""
+    counts = {split: in_training(splits, split) for split in ("valid", "test")}
+    return [
+        f"{count:,} of {len(splits[split][0]):,} {TITLES[split]} sentences are training sentences "
+        "too (case and spaces ignored)"
+        for split, count in counts.items()
+        if count
+    ]
 
 
 def _numbered(

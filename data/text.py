@@ -136,18 +136,18 @@ class Text:
         """Returns a fingerprint of the lines of each split (hex)."""
         return self._read_once[0]
 
-    def repeated_note(self) -> str | None:
-        """Returns a line about test lines that are in training too, or None if these are few.
+    def repeated_notes(self) -> list[str]:
+        """Returns a line for validation and test if more than a few lines are in training too.
 
         Lines of `LONGEST_HEADING` words or fewer do not count: headings, and what is often said.
         """
-        _, _, repeated, count = self._read_once
-        if repeated <= FEW_REPEATED * count:
-            return None
-        return (
-            f"{repeated:,} of {count:,} test lines of more than {LONGEST_HEADING} words are "
-            "training lines too (spaces ignored)"
-        )
+        _, _, counts = self._read_once
+        return [
+            f"{repeated:,} of {count:,} {TITLES[split]} lines of more than {LONGEST_HEADING} words "
+            "are training lines too (spaces ignored)"
+            for split, (repeated, count) in counts.items()
+            if repeated > FEW_REPEATED * count
+        ]
 
     def as_text(self) -> "Text":
         """Returns itself, like the other kinds of data what a vocabulary is learned from."""
@@ -169,16 +169,14 @@ class Text:
         )
 
     @functools.cached_property
-    def _read_once(self) -> tuple[str, int, int, int]:
-        """Returns the fingerprint, and numbers of training characters and test lines.
+    def _read_once(self) -> tuple[str, int, dict[str, tuple[int, int]]]:
+        """Returns the fingerprint, and numbers of training characters and of repeated lines.
 
-        Of the test lines the number of repeated ones, and that of all of them.
+        The latter for "valid" and "test", each with the number of lines that were compared.
         """
-        test = map(str.split, itertools.islice(self.splits["test"], MOST_COMPARED))
-        waiting = collections.Counter(
-            hash(" ".join(words)) for words in test if len(words) > LONGEST_HEADING
-        )
-        count, repeated, characters = waiting.total(), 0, 0
+        waiting = {split: self._lines_to_compare(split) for split in ("valid", "test")}
+        counts = {split: lines.total() for split, lines in waiting.items()}
+        repeated, characters = dict.fromkeys(waiting, 0), 0
         digest = hashlib.sha256()
         for split in SPLITS:
             digest.update(f"\0{split}\n".encode())
@@ -186,8 +184,18 @@ class Text:
                 digest.update(f"{line}\n".encode())
                 if split == "train":
                     characters += len(line)
-                    repeated += waiting.pop(hash(" ".join(line.split())), 0)
-        return digest.hexdigest(), characters, repeated, count
+                    key = hash(" ".join(line.split()))
+                    for other, lines in waiting.items():
+                        repeated[other] += lines.pop(key, 0)
+        found = {other: (repeated[other], counts[other]) for other in waiting}
+        return digest.hexdigest(), characters, found
+
+    def _lines_to_compare(self, split: str) -> collections.Counter[int]:
+        """Counts the hashes of a split's lines that are longer than a heading."""
+        lines = map(str.split, itertools.islice(self.splits[split], MOST_COMPARED))
+        return collections.Counter(
+            hash(" ".join(words)) for words in lines if len(words) > LONGEST_HEADING
+        )
 
 
 def _one_of_each(lines: Iterable[str], every: int) -> Iterator[str]:

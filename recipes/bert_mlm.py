@@ -176,7 +176,7 @@ def main(options: Options) -> dict:
             options, text, tokenizer, run.cache_dir, inputs, options.initial_probability(preset)
         )
         # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(text.repeated_note() if run.has_own_dataset else None)
+        run.note(*(text.repeated_notes() if run.has_own_dataset else ()))
         run.note(*sequence_notes(options, sequences, tokenizer))
         tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
         plan = run.plan(

@@ -248,7 +248,7 @@ def main(options: Options) -> dict:
         )
         run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
         # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(data.repeated_note() if run.has_own_dataset else None)
+        run.note(*(data.repeated_notes() if run.has_own_dataset else ()))
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         plan = run.plan(
             examples=len(rows["train"]),

@@ -186,7 +186,7 @@ def main(options: Options) -> dict:
         encoded = pairs.encode_once(splits, preprocessor, run.cache_dir, options.prefix or "")
         for split, title in (("train", "training"), ("test", "test")):
             run.note(*pairs.cut_notes(encoded[split], title))
-        run.note(data.repeated_note() if run.has_own_dataset else None)
+        run.note(*(data.repeated_notes() if run.has_own_dataset else ()))
         run.note(next_tokens.special_note(data.as_text().splits["train"], tokenizer))
         plan = run.plan(
             examples=len(splits["train"]),

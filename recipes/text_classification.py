@@ -266,7 +266,8 @@ def main(options: Options) -> dict:
             data = in_order_of_head(data, str(preset))
         data = limited(options, data)
         # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(data.note, sentences.repeated_note(data.splits) if run.has_own_dataset else None)
+        run.note(data.note)
+        run.note(*(sentences.repeated_notes(data.splits) if run.has_own_dataset else ()))
         run.note(*label_notes(options, data))
         inputs = sentences.encode_once(data.splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in data.splits.items()}
@@ -324,7 +325,7 @@ def main(options: Options) -> dict:
         # `recipes.evaluate --examples` alone calls it.
         results["examples_table"] = lambda: worst_first(model, inputs["test"], kind)
         if run.has_own_dataset:
-            results["test_sentences_in_training"] = sentences.repeated_in_test(data.splits)
+            results["test_sentences_in_training"] = sentences.in_training(data.splits, "test")
         return run.finish(
             model,
             baseline=baseline,

@@ -824,19 +824,21 @@ def test_a_prompt_in_other_spacing_or_case_is_in_one_split(tmp_path):
         assert {pair for pair in pairs if pair in first["train"]} <= set(splits["train"])
         said = [" ".join(prompt.lower().split()) for prompt, _ in pairs]
         assert set(said) == {prompt for prompt, _ in first[split]} and len(pairs) % 4 == 0
-    assert prompts.load_prompts(path).repeated_note() is None
+    assert prompts.load_prompts(path).repeated_notes() == []
 
 
-def test_test_prompts_with_their_response_in_training_are_noted(tmp_path):
+def test_prompts_with_their_response_in_training_are_noted(tmp_path):
     rows = [{"prompt": f"say {n}", "response": "it"} for n in range(10)]
     rows.append({"system": "Be brief.", "prompt": "say it", "response": "it"})
     for split in ("train", "valid"):
         write_objects(tmp_path / f"{split}.jsonl", *rows)
     rows = [rows[0] | {"response": " IT"}, rows[1] | {"response": "other"}, rows[-1]]
     write_objects(tmp_path / "test.jsonl", *rows, {"prompt": "say 11", "response": "it"})
-    assert prompts.load_prompts(str(tmp_path)).repeated_note() == (
-        "2 of 4 test prompts are in training too, with the same response (case and spaces ignored)"
-    )
+    end = "prompts are in training too, with the same response (case and spaces ignored)"
+    assert prompts.load_prompts(str(tmp_path)).repeated_notes() == [
+        f"11 of 11 validation {end}",
+        f"2 of 4 test {end}",
+    ]
 
 
 def test_null_is_what_is_missing(tmp_path):

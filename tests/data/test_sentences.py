@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from data import arrays, installed_docs, sentences, word_pieces
 from data.errors import DataError
-from data.sentences import SEPARATOR, load_sentences, repeated_in_test, repeated_note
+from data.sentences import SEPARATOR, in_training, load_sentences, repeated_notes
 from tests.support import tiny_presets
 from tests.support.parquet_file import write_parquet
 
@@ -143,18 +143,19 @@ def test_a_repeated_sentence_is_in_one_split(tmp_path):
     assert not found["train"] & found["test"]
     assert not found["valid"] & found["test"]
     assert sum(len(labels) for _, labels in loaded.splits.values()) == len(pairs)
-    assert repeated_in_test(loaded.splits) == 0
+    assert repeated_notes(loaded.splits) == []
 
 
 def test_sentences_of_training_and_test_are_counted():
     labels = np.zeros(3, np.int32)
     train = (["A fine film", "a dull film", "new"], labels)
     test = (["a  fine FILM ", "a dull film", "another"], labels)
-    splits = {"train": train, "valid": test, "test": test}
-    assert repeated_in_test(splits) == 2
-    assert repeated_note(splits).startswith("2 of 3 test sentences are training sentences too")
-    splits["test"] = (["other"], labels[:1])
-    assert repeated_in_test(splits) == 0 and repeated_note(splits) is None
+    splits = {"train": train, "valid": (["new"], labels[:1]), "test": test}
+    assert in_training(splits, "test") == 2
+    end = "sentences are training sentences too (case and spaces ignored)"
+    assert repeated_notes(splits) == [f"1 of 1 validation {end}", f"2 of 3 test {end}"]
+    splits["test"] = splits["valid"] = (["other"], labels[:1])
+    assert in_training(splits, "test") == 0 and repeated_notes(splits) == []
 
 
 @pytest.mark.parametrize(

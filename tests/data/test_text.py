@@ -509,19 +509,24 @@ def write_splits(folder, **lines):
     return str(folder)
 
 
-def test_test_lines_that_are_in_training_are_noted(tmp_path):
+def test_lines_that_are_in_training_are_noted(tmp_path):
     train = [LONG.format(n) for n in range(300)]
     other = [LONG.format(n) for n in range(300, 600)]
     same = [f"  {line.replace('of text', 'of  text')}" for line in train[:5]]
     # Short lines, as headings are, do not count.
-    folder = write_splits(tmp_path, train=["A heading", *train], valid=train, test=[*other, *same])
-    assert text.load_text(folder, tmp_path).repeated_note() == (
-        "5 of 305 test lines of more than 8 words are training lines too (spaces ignored)"
+    folder = write_splits(
+        tmp_path, train=["A heading", *train], valid=train[:7], test=[*other, *same]
     )
-    write_splits(tmp_path, test=["A heading"] * 300 + other + same[:2])
-    assert text.load_text(folder, tmp_path).repeated_note() is None
+    end = "lines of more than 8 words are training lines too (spaces ignored)"
+    assert text.load_text(folder, tmp_path).repeated_notes() == [
+        f"7 of 7 validation {end}",
+        f"5 of 305 test {end}",
+    ]
+    few = ["A heading"] * 300 + other + same[:2]
+    write_splits(tmp_path, valid=few, test=few)
+    assert text.load_text(folder, tmp_path).repeated_notes() == []
     (tmp_path / "one.txt").write_text("\n".join(train * 2))
-    assert text.load_text(str(tmp_path / "one.txt"), tmp_path).repeated_note() is None
+    assert text.load_text(str(tmp_path / "one.txt"), tmp_path).repeated_notes() == []
 
 
 def test_a_fingerprint_and_the_repeated_lines_take_one_reading(tmp_path):
@@ -534,7 +539,7 @@ def test_a_fingerprint_and_the_repeated_lines_take_one_reading(tmp_path):
 
     splits = {"train": Counted([LONG]), "valid": [LONG], "test": [LONG]}
     loaded = text.Text("a text", splits)
-    assert len(loaded.sha256) == 64 and "1 of 1 test lines" in loaded.repeated_note()
+    assert len(loaded.sha256) == 64 and "1 of 1 test lines" in loaded.repeated_notes()[-1]
     assert Counted.readings == 1
 
 
