@@ -53,8 +53,7 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
         seed: seed of the random numbers.
 
     Returns:
-        Arrays: floats from a standard normal distribution (from 0 to 1 of a model that does not
-        declare its inputs, since they may be ids), integers 0 and 1, token ids from the
+        Arrays: floats from a standard normal distribution, integers 0 and 1, token ids from the
         vocabulary of a KerasNLP task; tensors where one of them has texts. Free dimensions have
         size 2 (batch) or 8, fewer where a model takes fewer tokens. In the first column integers
         are 1, since it may be a mask.
@@ -69,8 +68,6 @@ def random_inputs(model: keras.Model, seed: int = 0) -> Any:
         shape[0] = tensor.shape[0] or 2
         if tensor.dtype == "string":
             return tf.constant(rng.choice(TEXTS, shape))
-        if not declares_inputs(model):
-            return rng.random(shape).astype(tensor.dtype)
         if keras.backend.is_float_dtype(tensor.dtype):
             return rng.standard_normal(shape).astype(tensor.dtype)
         highest = vocabulary_size if tensor.name.split(":")[0] == "token_ids" else 2

@@ -262,7 +262,7 @@ def test_a_subclass_that_is_loaded_is_exported(of_ids, tmp_path):
     """A model that `call()` of its class defines was never called when it is loaded."""
     x = np.random.default_rng(0).random((4, 3)).astype("float32")
     if of_ids:
-        x = {"ids": np.array([[0, 1]] * 4, "float32"), "scale": x[:, :1]}
+        x = {"ids": np.array([[0, 1] * 4] * 4, "float32"), "scale": x[:, :1]}
     model = Subclass(of_ids)
     model(x)
     model.save(tmp_path / "model.keras")

@@ -1102,7 +1102,7 @@ def test_epochs_are_compared_by_the_averages_that_are_tested(tmp_path):
     """Of the same examples the last validation and the test have the same results."""
     data = tiny_recipe.splits()
     data["test"] = data["valid"]
-    options = tiny_recipe.Options(run_dir=tmp_path / "run", keep_best="val_loss")
+    options = tiny_recipe.Options(run_dir=tmp_path / "run", epochs=1, keep_best="val_loss")
     results = tiny_recipe.main(options, data=data, arguments=averaging)
     validated = {name: values[-1] for name, values in results["history"].items()}
     for name, value in results["test"].items():
