@@ -19,7 +19,7 @@ import numpy as np
 
 from launch.processes import visible_gpus
 from machine import requirements
-from machine.cores import format_cores
+from machine.cores import cores, cpu_quota, format_cores
 from machine.late_modules import import_late
 from machine.output import silent_broken_pipe
 from machine.quiet_start import start_quietly
@@ -62,6 +62,13 @@ def report_devices() -> None:
 
     gpus = tf.config.list_physical_devices("GPU")
     print(f"devices: {len(gpus)} GPU, {format_cores('CPU core')}: {device.describe()}")
+    quota = cpu_quota()
+    if quota is not None and quota < cores() and "TF_NUM_INTRAOP_THREADS" not in os.environ:
+        threads = max(1, int(quota))
+        print(
+            f"warning: the container has the time of {quota:g} cores, and TensorFlow a thread for "
+            f"each of {cores()}: set TF_NUM_INTRAOP_THREADS={threads} and OMP_NUM_THREADS={threads}"
+        )
     unused = device.unused_gpu()
     if unused:
         print(f"warning: {unused}")

@@ -13,6 +13,7 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+from machine.cores import cores  # noqa: E402
 from tests.support import strategy_run  # noqa: E402
 
 # A run of recipes.bert_mlm that takes a few seconds: 40 steps in 2 epochs, float32, with dropout.
@@ -39,9 +40,7 @@ def pytest_xdist_auto_num_workers(config):
     # Models of all families, one after the other in a process, fill more of it.
     gigabytes = 6 if config.option.markexpr.startswith("long") else 3
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # macOS does not tell which cores a process may use.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min((cores or 1) + 1, memory // (gigabytes * 2**30)))
+    return max(1, min(cores() + 1, memory // (gigabytes * 2**30)))
 
 
 # Processes share the files; one that begins a long file last would keep the others waiting.

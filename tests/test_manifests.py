@@ -102,6 +102,9 @@ def test_the_manifests_mean_what_the_page_says():
     tfjob = manifest("tfjob.yaml")["spec"]["tfReplicaSpecs"]["Worker"]
     (container,) = tfjob["template"]["spec"]["containers"]
     assert container["name"] == "tensorflow" and tfjob["restartPolicy"] == "OnFailure"
+    threads = {each["name"]: each["value"] for each in container["env"]}
+    cpus = container["resources"]["limits"]["cpu"]
+    assert threads == dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), cpus)
     rayjob = manifest("rayjob.yaml")["spec"]
     from launch.on_ray import read_options
 

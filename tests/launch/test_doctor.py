@@ -47,6 +47,31 @@ def test_cores_of_this_process_are_counted(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ("quota", "present", "chosen", "threads"),
+    [
+        (2.5, {0, 1, 2}, None, 2),
+        (0.5, {0, 1}, None, 1),
+        (3.0, {0, 1, 2}, None, None),
+        (2.5, {0, 1, 2}, "2", None),
+        (None, {0, 1, 2}, None, None),
+    ],
+)
+def test_more_threads_than_a_container_has_time_for(
+    quota, present, chosen, threads, monkeypatch, capsys
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: present)
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: quota)
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    if chosen:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", chosen)
+    doctor.report_devices()
+    output = capsys.readouterr().out
+    assert ("the container has the time of" in output) == (threads is not None)
+    if threads:
+        assert f"each of {len(present)}: set TF_NUM_INTRAOP_THREADS={threads} and" in output
+
+
+@pytest.mark.parametrize(
     ("other", "equal"),
     [
         ([1000.0 + 5e-7, 1.0], True),  # relative to the largest of the tensor
