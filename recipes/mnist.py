@@ -91,7 +91,7 @@ def main(options: Options) -> dict:
         splits = arrays.draw_examples(
             images.splits, options.max_examples, options.seed, options.max_validation_examples
         )
-        # Of an evaluation on other data the model has not seen the training split.
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(unlearnable_note(splits, images.classes) if run.has_own_dataset else None)
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
         # Global batch, learning rate and steps for this number of replicas.

@@ -265,8 +265,8 @@ def main(options: Options) -> dict:
         if fine_tunes and run.trained is None:
             data = in_order_of_head(data, str(preset))
         data = limited(options, data)
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(data.note)
+        # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(*(sentences.repeated_notes(data.splits) if run.has_own_dataset else ()))
         run.note(*label_notes(options, data))
         inputs = sentences.encode_once(data.splits, preprocessor, run.cache_dir)
