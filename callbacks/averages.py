@@ -11,10 +11,15 @@ from typing import Any
 import keras
 import numpy as np
 
+from distribution.step import inner_optimizers
+
 
 def has_averages(model: keras.Model) -> bool:
     """Tells whether the optimizer of a compiled model keeps averages of its weights."""
-    return bool(getattr(_inner(model), "use_ema", False))
+    optimizer = _unscaled(model)
+    if optimizer is None:
+        return False
+    return any(getattr(each, "use_ema", False) for each in inner_optimizers(optimizer))
 
 
 def evaluate_averages(model: keras.Model) -> None:
@@ -42,13 +47,13 @@ def averaged(model: keras.Model) -> Iterator[None]:
     Args:
         model: compiled; unchanged if it has no averages, or before its first step.
     """
-    inner = _inner(model)
-    if not has_averages(model) or not inner.built or not int(_number(inner.iterations)):
+    optimizer = _unscaled(model)
+    if not has_averages(model) or not optimizer.built or not int(_number(optimizer.iterations)):
         yield
         return
     variables = model.trainable_variables
     before = [_number(variable) for variable in variables]
-    inner.finalize_variable_values(variables)
+    optimizer.finalize_variable_values(variables)
     try:
         yield
     finally:
@@ -56,7 +61,7 @@ def averaged(model: keras.Model) -> Iterator[None]:
             variable.assign(value)
 
 
-def _inner(model: keras.Model) -> Any:
+def _unscaled(model: keras.Model) -> Any:
     """Returns the optimizer, without the one that scales the loss, or None before `compile()`."""
     optimizer = getattr(model, "optimizer", None)
     return getattr(optimizer, "inner_optimizer", optimizer)

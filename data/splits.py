@@ -88,8 +88,8 @@ def missing_from(found: Iterable[str]) -> tuple[str, ...]:
 def held_out_files(held_out: Mapping[str, Path], test_file: Path | None) -> dict[str, Path]:
     """Returns the file to read for each split that has one.
 
-    An evaluation of a test file needs none of the files that were held out in training, which may
-    be gone: it reads the test file for each of their splits, which stay uncut from training.
+    An evaluation of a test file needs none of the files that were held out in training. For those
+    that are gone it reads the test file, so that their splits stay uncut from training.
 
     Args:
         held_out: Files of `--validation-file` and `--test-file` by split.
@@ -97,7 +97,9 @@ def held_out_files(held_out: Mapping[str, Path], test_file: Path | None) -> dict
     """
     if test_file is None:
         return dict(held_out)
-    return dict.fromkeys([*held_out, "test"], expand(test_file))
+    test = expand(test_file)
+    found = {split: path for split, path in held_out.items() if split != "test" and path.is_file()}
+    return dict.fromkeys([*held_out, "test"], test) | found
 
 
 def instead_note(

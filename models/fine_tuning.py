@@ -7,7 +7,7 @@ A recipe whose options are `training.options.FineTuningOptions` calls, in this o
     model.compile(fine_tuning.make_optimizer(options, schedule, model), ...)
     fine_tuning.attach(model, options)              # after compile()
 
-An evaluated run skips `freeze()` and `attach()`: its saved model has no adapters.
+Both leave a model that is evaluated as it is: its saved weights have no adapters.
 """
 
 import hashlib

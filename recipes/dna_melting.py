@@ -120,9 +120,12 @@ class Options(TransformerOptions, HeldOutOptions):
             problems.append("--enthalpy-weight: the formula has no measured enthalpies")
         if self.fold != type(self).fold and self.evaluation is None:
             if self.dataset in (melting.FORMULA, melting.NNN):
-                problems.append(f"--fold: {self.dataset} has its splits; pass another --dataset")
+                remedy = "leave it out, or pass another --dataset"
+                problems.append(f"--fold: {self.dataset} has fixed splits; {remedy}")
             elif self.validation_file is not None and self.test_file is not None:
-                problems.append("--fold: leave it out; the other files are the splits")
+                problems.append(
+                    "--fold: has no effect beside --validation-file and --test-file; leave it out"
+                )
         if self.oligos != type(self).oligos and not (
             self.formula_weight or self.dataset == melting.FORMULA or self.evaluation is not None
         ):
@@ -518,7 +521,7 @@ def results_of(
         "metadata": {"plus_minus": spread},
         "examples_table": lambda: worst_first(molecules["test"], missed["test"]),
     }
-    # Of an evaluation on other data the model has not seen the training split.
+    # Not of a run that is evaluated on other data: it was not trained on their training split.
     if run.has_own_dataset:
         results["test_molecules_in_training"] = melting.in_training(molecules, "test")
     return results

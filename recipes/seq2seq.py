@@ -459,9 +459,12 @@ def predict(
     problems = samplers.sampling_problems(temperature, top_k, top_p, drawn)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
-    if temperature == 0 and (top_k, top_p) != (TOP_K, 1.0):
+    if temperature == 0 and (top_k, top_p) != (TOP_K, 1.0) and not problems:
         cause = f"--top-p {top_p}" if top_k == TOP_K else f"--top-k {top_k}"
-        problems.append(f"{cause}: needs a --temperature to draw with, such as 0.8")
+        if num_beams > 1:
+            problems.append(f"{cause}: leave it out; --num-beams {num_beams} draws no tokens")
+        else:
+            problems.append(f"{cause}: needs a --temperature to draw with, such as 0.8")
     if not 0 <= num_beams <= 100:
         problems.append(f"--num-beams {num_beams}: must be in [0, 100]")
     elif num_beams > 1 and temperature > 0:

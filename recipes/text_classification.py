@@ -273,7 +273,7 @@ def main(options: Options) -> dict:
         labels = {name: numbers for name, (_, numbers) in data.splits.items()}
         for split, name in (("train", "training"), ("test", "test")):
             run.note(*token_notes(data.name, name, inputs[split]["token_ids"], tokenizer))
-        token_dropout = chosen_token_dropout(options, data, preset, tokenizer)
+        token_dropout = chosen_token_dropout(options, data, preset, tokenizer, fine_tunes)
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
         plan = run.plan(
             examples=len(labels["train"]),
@@ -632,16 +632,22 @@ def default_learning_rate(options: Options, preset: str | None) -> float:
 
 
 def chosen_token_dropout(
-    options: Options, data: sentences.Sentences, preset: str | None, tokenizer
+    options: Options, data: sentences.Sentences, preset: str | None, tokenizer, fine_tunes: bool
 ) -> float:
     """Returns the share of word pieces to mask in training: by default half, for new encoders.
+
+    Args:
+        options: the share, or None for the default.
+        data: the sentences; scores and several labels have none by default.
+        preset: named in the error.
+        tokenizer: of KerasNLP.
+        fine_tunes: whether a preset is trained further, which has none by default.
 
     Raises:
         DataError: the tokenizer has no mask token.
     """
     share = options.token_dropout
     if share is None:
-        fine_tunes = preset is not None and options.init_from is None
         share = 0.0 if fine_tunes or data.kind != "classes" else 0.5
     if share:
         presets.require_mask_token(tokenizer, str(preset), f"--token-dropout {share}")

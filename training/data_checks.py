@@ -87,13 +87,11 @@ def require_forms(train_data: tf.data.Dataset, splits: dict, needs_labels: bool 
         form = data.element_spec if isinstance(data, tf.data.Dataset) else data
         if not isinstance(form, tuple | list | dict | np.ndarray | tf.Tensor | tf.TensorSpec):
             continue
-        ours, labels, _ = keras.utils.unpack_x_y_sample_weight(form)
-        if isinstance(ours, dict) != isinstance(x, dict):
-            kinds = ["a dict" if isinstance(each, dict) else "no dict" for each in (ours, x)]
+        if isinstance(form, dict) and form.keys() <= {"x", "y", "sample_weight"}:
             raise RunError(
-                f"run.prepare({split}=...): its inputs are {kinds[0]}, those of train_data "
-                f"{kinds[1]}; pass batches, or arrays, of the same form (x, y)"
+                f"run.prepare({split}=...) is a dict of {', '.join(form)}: pass a tuple (x, y)"
             )
+        ours, labels, _ = keras.utils.unpack_x_y_sample_weight(form)
         if needs_labels and isinstance(labels, tf.NoneTensorSpec | None):
             raise RunError(
                 f"run.prepare({split}=...) has no labels, which train_data has: pass (x, y), or "
@@ -102,7 +100,8 @@ def require_forms(train_data: tf.data.Dataset, splits: dict, needs_labels: bool 
         shapes = [[getattr(leaf, "shape", None) for leaf in tf.nest.flatten(e)] for e in (ours, x)]
         for mine, theirs in zip(*shapes, strict=False):
             ranks = [tf.TensorShape(shape).rank for shape in (mine, theirs)]
-            if None not in ranks and ranks[0] == ranks[1] - 1:
+            # Keras itself adds an axis of 1 to inputs of shape (batch,).
+            if None not in ranks and ranks[0] == ranks[1] - 1 and theirs[-1] != 1:
                 raise RunError(
                     f"run.prepare({split}=...) has inputs of shape {tuple(mine)}, train_data of "
                     f"{tuple(theirs)}: batch() it, or pass data.arrays.evaluation_data(x, y, ...)"

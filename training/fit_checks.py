@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import re
 from collections.abc import Sequence
 
 import keras
@@ -16,15 +17,17 @@ from training.errors import RunError
 from training.signals import signals
 
 # No checkpoint keeps their state, or a resumed epoch applies them twice (the scheduler's rate as a
-# function of the last one), so a resumed run would train differently; what to use instead.
+# function of the last one), so a resumed run would train differently; what to do instead.
 STATEFUL_KERAS_CALLBACKS = {
-    keras.callbacks.BackupAndRestore: "nothing, since the same command resumes the run",
-    keras.callbacks.EarlyStopping: "--early-stopping, which restores the best weights",
-    keras.callbacks.LearningRateScheduler: "a schedule of keras.optimizers.schedules",
-    keras.callbacks.ModelCheckpoint: "--checkpoint-every and --keep-best",
-    keras.callbacks.OrbaxCheckpoint: "--checkpoint-every and --keep-best",
-    keras.callbacks.ReduceLROnPlateau: "--reduce-on-plateau",
-    keras.callbacks.SwapEMAWeights: "use_ema=True of the optimizer",
+    keras.callbacks.BackupAndRestore: "leave it out, since the same command resumes the run",
+    keras.callbacks.EarlyStopping: "pass --early-stopping, which restores the best weights",
+    keras.callbacks.LearningRateScheduler: (
+        "give the optimizer a schedule of keras.optimizers.schedules"
+    ),
+    keras.callbacks.ModelCheckpoint: "pass --checkpoint-every and --keep-best",
+    keras.callbacks.OrbaxCheckpoint: "pass --checkpoint-every and --keep-best",
+    keras.callbacks.ReduceLROnPlateau: "pass --reduce-on-plateau",
+    keras.callbacks.SwapEMAWeights: "pass use_ema=True to the optimizer",
 }
 
 # What Keras's `fit(class_weight=...)` raises, and what to do about it.
@@ -51,6 +54,8 @@ NOT_WITH_BATCHES = {
     ),
     "validation_split": "pass the validation split to run.prepare(validation=...)",
 }
+LEFT_OUT = object()
+DEFAULTS = {"epochs": 1, "initial_epoch": 0, "validation_data": None}  # of Keras's `fit()`
 # What decides the arguments of `fit()` that `run.prepare()` returns, and no call may change.
 DECIDED_BY = {
     "epochs": "--epochs and --max-steps decide",
@@ -128,8 +133,14 @@ def _beyond_class_weight(class_weight: dict | None, error: str) -> str | None:
     if class_weight is None or "MapDataset" not in error:
         return None
     last = max(class_weight)
-    if f"is not in [0, {last + 1})" not in error:
+    beyond = re.search(rf"= (-?\d+) is not in \[0, {last + 1}\)", error)
+    if beyond is None:
         return None
+    if int(beyond[1]) < 0:
+        return (
+            f"model.fit(class_weight=...): the labels contain {beyond[1]}: number the classes "
+            "from 0"
+        )
     return (
         f"model.fit(class_weight=...): the labels have classes beyond {last}, the last one with a "
         "weight: give each class a weight"
@@ -152,15 +163,17 @@ def argument_problem(given: dict, planned: dict, best_of: Sequence[str]) -> str 
         best_of: options that compare values of the validation after epochs.
     """
     for name, remedy in NOT_WITH_BATCHES.items():
-        if given.get(name) is not None and name not in planned:
+        value = given.get(name)
+        is_default = value is None or (name == "validation_split" and value == 0)
+        if not is_default and name not in planned:
             return f"model.fit({name}=...): {remedy}, and leave out {name}"
     for name, decides in DECIDED_BY.items():
-        if name not in given:
+        if name not in given and planned[name] is not DEFAULTS.get(name, LEFT_OUT):
             return (
                 f"model.fit() lacks {name}: call model.fit(train_data, **fit_options), with all "
                 "that run.prepare() returned"
             )
-        now, then = given[name], planned[name]
+        now, then = given.get(name, planned[name]), planned[name]
         if now is not then and not (isinstance(now, int) and now == then):
             shown = f": {now!r} instead of {then!r}" if isinstance(then, int) else ""
             return (
@@ -189,7 +202,7 @@ def _refuse_stateful(callback: keras.callbacks.Callback) -> None:
         if isinstance(callback, kind):
             raise RunError(
                 f"keras.callbacks.{kind.__name__} has state that no checkpoint keeps, so a resumed "
-                f"run would train differently: use {remedy}, or write a "
+                f"run would train differently: {remedy}, or write a "
                 "callbacks.steps.StepCallback with get_state() and set_state()"
             )
     if isinstance(callback, keras.callbacks.CSVLogger) and not callback.append:

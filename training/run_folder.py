@@ -226,7 +226,8 @@ class RunFolder:
     def _changes(self, saved: dict) -> list[str]:
         """Returns a line for each option that differs from the saved one, but paths and the like.
 
-        Only options that a resumed run may change do, once `_refuse_differences()` has returned.
+        Once `_refuse_differences()` has returned, only options that a resumed run may change can
+        differ.
         """
         now = json.loads(json.dumps(common(self.options)))
         return [

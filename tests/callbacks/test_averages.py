@@ -74,6 +74,26 @@ def test_a_model_without_averages_is_left_as_it_is(optimizer):
         assert_equal(model, before)
 
 
+def test_averages_of_one_of_several_optimizers():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(2, name="averaged"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    parts = keras.optimizers.OptimizerMap(default_optimizer=keras.optimizers.SGD(0.1))
+    parts[".*averaged.*"] = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    model.compile(keras.optimizers.MultiOptimizer(parts), "mse")
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    model.train_on_batch(x, y)
+    first = model.get_weights()
+    model.train_on_batch(x, y)
+    second = model.get_weights()
+    assert averages.has_averages(model)
+    with averages.averaged(model):
+        for found, *both in zip(model.get_weights()[:2], first, second, strict=False):
+            np.testing.assert_allclose(found, np.mean(both, axis=0), rtol=1e-6)
+        np.testing.assert_array_equal(model.get_weights()[2], second[2])
+    assert_equal(model, second)
+
+
 def test_averages_behind_a_loss_scale_are_found():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(use_ema=True))

@@ -148,6 +148,10 @@ def test_an_evaluation_of_a_test_file_needs_no_other(files, tmp_path):
     scored = {split: tmp_path / "gone" for split in held_out}
     found = load(str(every), held_out=scored, test_file=held_out["test"])
     assert found["train"] == trained["train"] and found["test"] == trained["test"]
+    # A validation file that is still there stays one: baselines choose by it.
+    scored["valid"] = held_out["valid"]
+    found = load(str(every), held_out=scored, test_file=held_out["test"])
+    assert found == trained
 
 
 def test_columns_of_an_evaluated_file_are_said_once(tmp_path):

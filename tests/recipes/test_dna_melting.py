@@ -301,11 +301,14 @@ def test_examples_with_the_largest_errors_first(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--fold", "3"], "--fold: nearest-neighbour has its splits; pass another --dataset"),
-        (["--fold", "3", "--dataset", "nnn"], "--fold: nnn has its splits"),
+        (
+            ["--fold", "3"],
+            "--fold: nearest-neighbour has fixed splits; leave it out, or pass another --dataset",
+        ),
+        (["--fold", "3", "--dataset", "nnn"], "--fold: nnn has fixed splits"),
         (
             ["--fold", "3", "--dataset", "x", "--validation-file", "y", "--test-file", "z"],
-            "--fold: leave it out; the other files are the splits",
+            "--fold: has no effect beside --validation-file and --test-file",
         ),
         (["--dataset", "x.csv", "--oligos", "77"], "--oligos: needs --formula-weight"),
     ],

@@ -75,7 +75,7 @@ class TestData:
             ("no labels", "(validation=...) has no labels, which train_data has: pass (x, y), or"),
             ("array", "(validation=...) has no labels"),
             ("no batches", "inputs of shape (6,), train_data of (4, 6): batch() it, or pass"),
-            ("dict", "its inputs are a dict, those of train_data no dict; pass batches, or arrays"),
+            ("dict", "run.prepare(validation=...) is a dict of x, y: pass a tuple (x, y)"),
         ],
     )
     def test_validation_data_of_another_form(self, form, part):
@@ -105,6 +105,11 @@ class TestData:
             keras.utils.PyDataset(),
         ):
             data_checks.require_forms(train, {"validation": data})
+        # Keras finds inputs by their names, and adds an axis to those of shape (batch,).
+        named = rows(({"input": x}, y)).batch(4)
+        data_checks.require_forms(train, {"validation": named})
+        single = arrays.training_data(x[:, :1], y, seed=0, batch_size=4)
+        data_checks.require_forms(single, {"validation": (x[:, 0], y)})
         without = arrays.training_data(x, seed=0, batch_size=4)
         test = arrays.evaluation_data(x, batch_size=4)
         data_checks.require_forms(without, {"test": test}, needs_labels=False)
