@@ -264,6 +264,7 @@ class SharedOptions(ProgramOptions):
         "Steps to run in one call of the training function (default: those of compile() in the "
         "recipe, usually 1); callbacks act between calls.",
         within=COUNT,
+        shown=False,
     )
     gradient_checkpointing: bool = _devices(
         False,

@@ -148,6 +148,10 @@ def start_run(recipe: str, options: SharedOptions) -> "Iterator[Run | EvaluatedR
                 raise
             run.folder.discard()
             raise RunError(problem) from error
+        except OSError as error:
+            if error.filename is not None:  # a file that cannot be used, by the name it was given
+                run.folder.discard()
+            raise
         except Stopped as stopped:
             run.checkpoint.save_stopped()
             run.agreement.barrier()  # the launcher kills what is left soon after the first exit

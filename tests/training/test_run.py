@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -1401,3 +1402,15 @@ def test_a_run_without_a_folder_that_is_refused_leaves_none(tmp_path, monkeypatc
     run.folder.discard()
     run.folder.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, is_kept", [("too/long/a/name", False), (None, True)])
+def test_a_file_that_cannot_be_used_leaves_no_folder(tmp_path, name, is_kept):
+    """The other errors, such as standard output without a reader, say nothing about options."""
+
+    def fail(run, model):
+        raise OSError(errno.ENAMETOOLONG, "File name too long", name)
+
+    with pytest.raises(OSError, match="File name too long"):
+        tiny_recipe.main(tiny_recipe.Options(run_dir=tmp_path / "new" / "run"), inside=fail)
+    assert (tmp_path / "new").exists() == is_kept
