@@ -508,24 +508,25 @@ def without_names(paragraph: str) -> str:
     return re.sub(r"\s+", " ", PACKAGE_NAMES.sub("", paragraph)).strip()
 
 
-def in_training(splits: dict[str, tuple[list[str], np.ndarray]], split: str) -> int:
-    """Counts the sentences of a split that are also in training, ignoring case and spaces.
+def in_training(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, int]:
+    """Counts the validation and test sentences that are also in training, by split.
 
     Args:
-        splits: As in `Sentences.splits`.
-        split: "valid" or "test".
+        splits: As in `Sentences.splits`; case and spaces are ignored.
     """
     known = set(map(fold, splits["train"][0]))
-    return sum(fold(sentence) in known for sentence in splits[split][0])
+    return {
+        split: sum(fold(sentence) in known for sentence in splits[split][0])
+        for split in ("valid", "test")
+    }
 
 
 def repeated_notes(splits: dict[str, tuple[list[str], np.ndarray]]) -> list[str]:
     """Returns a line for validation and test if training sentences are among theirs."""
-    counts = {split: in_training(splits, split) for split in ("valid", "test")}
     return [
         f"{count:,} of {len(splits[split][0]):,} {TITLES[split]} sentences are training sentences "
         "too (case and spaces ignored)"
-        for split, count in counts.items()
+        for split, count in in_training(splits).items()
         if count
     ]
 

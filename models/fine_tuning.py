@@ -175,7 +175,7 @@ def layer_factors(model: keras.Model, decay: float) -> dict[int, float]:
         numbers = stacks.get(_kind(layer.name), []) if layer.weights else []
         if numbers:
             depth, is_below = numbers.index(_numbers(layer.name)) + 1, False
-        else:  # T5Gemma's decoder has its embeddings behind the encoder's first layer
+        else:  # T5Gemma's embeddings of the decoder come after the encoder's first layer
             numbers = longest
             depth = 0 if is_below or "embedding" in layer.name else len(numbers) + 1
         factors |= {id(weight): decay ** (len(numbers) + 1 - depth) for weight in layer.weights}

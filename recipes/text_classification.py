@@ -325,7 +325,7 @@ def main(options: Options) -> dict:
         # `recipes.evaluate --examples` alone calls it.
         results["examples_table"] = lambda: worst_first(model, inputs["test"], kind)
         if run.has_own_dataset:
-            results["test_sentences_in_training"] = sentences.in_training(data.splits, "test")
+            results["test_sentences_in_training"] = sentences.in_training(data.splits)["test"]
         return run.finish(
             model,
             baseline=baseline,

@@ -151,11 +151,11 @@ def test_sentences_of_training_and_test_are_counted():
     train = (["A fine film", "a dull film", "new"], labels)
     test = (["a  fine FILM ", "a dull film", "another"], labels)
     splits = {"train": train, "valid": (["new"], labels[:1]), "test": test}
-    assert in_training(splits, "test") == 2
+    assert in_training(splits) == {"valid": 1, "test": 2}
     end = "sentences are training sentences too (case and spaces ignored)"
     assert repeated_notes(splits) == [f"1 of 1 validation {end}", f"2 of 3 test {end}"]
     splits["test"] = splits["valid"] = (["other"], labels[:1])
-    assert in_training(splits, "test") == 0 and repeated_notes(splits) == []
+    assert in_training(splits) == {"valid": 0, "test": 0} and repeated_notes(splits) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What logistic regression on TF-IDF reaches beside a text model."""
+"""The baseline of logistic regression on TF-IDF."""
 
 import numpy as np
 import pytest

@@ -92,7 +92,7 @@ def test_losses_weights_and_states_are_the_same(case):
 
 
 def test_inputs_alone_are_kept_until_the_gradient():
-    """What a block computes inside is computed again, after the gradient of its outputs."""
+    """A block is computed again, after the gradient of its outputs."""
     model, tokens = build(), np.ones((2, 3), "int32")
 
     def gradient(layers):

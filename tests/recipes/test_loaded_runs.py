@@ -1393,7 +1393,7 @@ class TestOwnArguments:
         "words", [("--zzz", "hello"), ("hello", "--zzz", "3"), ("--zzz=3", "hello"), ("--zzz",)]
     )
     def test_an_unknown_one_is_named_alone(self, command_line, monkeypatch, tmp_path, words):
-        """What follows it may be an input; it is no input that begins with a dash."""
+        """The next word may be an input; a word with a dash is none."""
         module = types.SimpleNamespace(predict=lambda run, inputs: [], __name__=__name__)
         run = types.SimpleNamespace(module=module, metadata={}, options=None)
         monkeypatch.setattr(predict, "_load", lambda *_, **__: run)

@@ -12,7 +12,7 @@ from training.run import Run
 
 
 def decided(compiled, by_plan, option, strategy="none", layer=None):
-    """Whether XLA compiles the step, and the notes."""
+    """Returns whether XLA compiles the step, and the notes."""
     notes = []
     run = types.SimpleNamespace(
         _jit=by_plan,

@@ -202,7 +202,7 @@ def changing(**changes):
 
 
 class TestArguments:
-    """What would train other steps than the run plans, saves and reports, or is ignored."""
+    """Arguments that `fit()` ignores, or with which it trains other steps than the run reports."""
 
     @pytest.mark.parametrize(
         "changes, parts",
