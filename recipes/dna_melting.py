@@ -344,7 +344,7 @@ def main(options: Options) -> dict:
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
-        width = max(len(melting.columns(m)) for m in sum(molecules.values(), drawn))
+        width = max(len(m.column_ids) for m in sum(molecules.values(), drawn))
         used = molecules | {"train": molecules["train"] + drawn}
         splits = {name: to_arrays(split, width) for name, split in used.items()}
         train_inputs, train_tm = splits["train"]
