@@ -55,6 +55,8 @@ def problems_of_presets(options, *more: str) -> list[str]:
         options: with `preset`, `init_from` and `FROM_SCRATCH`.
         *more: names of further options that a preset has its own values of.
     """
+    if options.preset == "auto" and type(options)().preset != "auto":
+        return ["--preset auto: pass scratch, the name of a preset, or its folder"]
     named = [] if options.preset in ("auto", "scratch") else [f"the preset {options.preset}"]
     if getattr(options, "init_from", None) is not None:
         named.append("--init-from")
@@ -77,7 +79,7 @@ def choose_preset(
     """Chooses the preset: the run's, the named one, or for `auto` the tiny one if it fits.
 
     Args:
-        options: with `preset`, `init_from` and `FROM_SCRATCH`.
+        options: with `preset` and `FROM_SCRATCH`, perhaps `init_from`.
         known: the preset of an earlier part of this run, or None.
         english_wikitext: whether the text is what the tiny preset was trained on.
 
@@ -89,8 +91,9 @@ def choose_preset(
         DataError: `init_from` is neither a finished run nor part of one.
     """
     preset = known or options.preset
-    if known is None and options.init_from is not None:
-        preset = init_from.preset_of(options.init_from)
+    start = getattr(options, "init_from", None)
+    if known is None and start is not None:
+        preset = init_from.preset_of(start)
     if preset != "auto":
         return (None if preset == "scratch" else preset), None
     if not english_wikitext or given_sizes(options):

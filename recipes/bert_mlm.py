@@ -175,8 +175,8 @@ def main(options: Options) -> dict:
         sequences, masking = make_sequences(
             options, text, tokenizer, run.cache_dir, inputs, options.initial_probability(preset)
         )
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(*(text.repeated_notes() if run.has_own_dataset else ()))
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*text.repeated_notes())
         run.note(*sequence_notes(options, sequences, tokenizer))
         tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
         plan = run.plan(
@@ -214,7 +214,7 @@ def main(options: Options) -> dict:
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
             presets.require_vocabulary(network, tokenizer, str(preset))
-            # Trains the weights of the network, whose logits it computes in chunks.
+            # The same weights with logits in chunks: `model` trains, `network` is saved.
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
             warmup = plan.warmup_steps
@@ -225,7 +225,7 @@ def main(options: Options) -> dict:
             model.compile(
                 optimizer=optimizer,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                weighted_metrics=[
+                weighted_metrics=[  # unused slots for predictions have weight 0
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],

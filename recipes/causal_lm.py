@@ -34,12 +34,19 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
-from callbacks.averages import averaged
-from callbacks.steps import StepCallback
+from callbacks.generated import GeneratedTexts
 from callbacks.tensorboard import escape
-from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
-from data import baselines as counted
-from data.errors import DataError, first_line, has_inputs, read_each
+from data import (
+    arrays,
+    baselines,
+    batches,
+    byte_pairs,
+    next_tokens,
+    prompts,
+    templates,
+    word_pieces,
+)
+from data.errors import DataError, has_inputs, read_each
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
@@ -226,8 +233,7 @@ def main(options: Options) -> dict:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
         data = load_data(options, run)
-        asked = run.fact("preset") or options.preset  # a run that resumes keeps its preset
-        preset = None if asked == "scratch" else asked
+        preset, _ = presets.choose_preset(options, run.fact("preset"))
         run.note(data.note, vocabulary_note(options, preset, data), other_kind_note(run, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
@@ -235,7 +241,7 @@ def main(options: Options) -> dict:
         template = choose_template(options, run, data, preset, tokenizer)
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
-            presets.require_vocabulary(task, tokenizer, asked)
+            presets.require_vocabulary(task, tokenizer, str(preset))
             fine_tuning.freeze(task, options)
             if run.trained is None:  # only training computes the losses of experts' routers
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
@@ -247,14 +253,14 @@ def main(options: Options) -> dict:
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
         run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(*(data.repeated_notes() if run.has_own_dataset else ()))
-        predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*data.repeated_notes())
+        label_counts = {name: sum(map(len, split.labels())) for name, split in rows.items()}
         plan = run.plan(
             examples=len(rows["train"]),
             base_learning_rate=default_learning_rate(options, preset),
             warmup_steps=200,
-            tokens_per_example=predicted["train"] / len(rows["train"]),
+            tokens_per_example=label_counts["train"] / len(rows["train"]),
             about={
                 "text": f"{data.name}: {len(rows['train']):,} training sequences",
                 "model": preset or f"{options.architecture} from scratch",
@@ -265,11 +271,13 @@ def main(options: Options) -> dict:
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         train_data, valid_data, test_data = make_batches(options, plan, rows)
-        baseline = baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
+        baseline = compute_baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
         if "kneser_ney_cross_entropy" in baseline:
             run.note(counted_note(rows["train"].tokens))
-        # Schedule and loss, under the strategy; the model computes the task's logits in chunks.
+        # Schedule and loss, under the strategy.
         with run.strategy.scope():
+            # The same weights, with the documents of a row kept apart, and the logits computed in
+            # chunks: `model` trains, `task` is saved.
             model = decoders.learner(task)
             warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
@@ -278,23 +286,25 @@ def main(options: Options) -> dict:
                     options, WarmUp(warmup, decay), task, default="adamw" if preset else "muon"
                 ),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                weighted_metrics=[
+                weighted_metrics=[  # padding and prompts have weight 0
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
             fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
-        shown = beginnings(options, data, tokenizer, template)
-        continuations = Continuations(
-            run.tensorboard, task, preprocessor, shown, template, options.seed
+        begun = beginnings(options, data, tokenizer, template)
+        shown = GeneratedTexts(
+            run.tensorboard,
+            "continuations/text",
+            lambda: continuations(task, preprocessor, begun, template, options.seed),
         )
         fit_options = run.prepare(
             model,
             train_data,
             validation=valid_data,
             test=test_data,
-            extra=[continuations],
+            extra=[shown],
             perplexity_of="cross_entropy",
             saves=task,
         )
@@ -302,7 +312,7 @@ def main(options: Options) -> dict:
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
         if isinstance(data, Text):  # also per word and per byte: comparable across vocabularies
-            nats = test["cross_entropy"] * predicted["test"]
+            nats = test["cross_entropy"] * label_counts["test"]
             found, notes = perplexities_or_notes(nats, data.splits["test"], tokenizer)
             test |= found
             run.note(*notes)
@@ -506,23 +516,23 @@ def missing_perplexities(test: dict) -> list[str]:
     ]
 
 
-def baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[str, float]:
+def compute_baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[str, float]:
     """Computes the baselines: unigrams, most frequent token, and Kneser-Ney n-grams of text."""
     train, test = (np.zeros(vocabulary_size, np.int64) for _ in range(2))
     for split, counts in (("train", train), ("test", test)):
         for labels in rows[split].labels():
             counts += np.bincount(labels, minlength=vocabulary_size)
     scores = {
-        "unigram_cross_entropy": counted.unigram_cross_entropy(train, test),
-        "most_frequent_accuracy": counted.most_frequent_accuracy(train, test),
+        "unigram_cross_entropy": baselines.unigram_cross_entropy(train, test),
+        "most_frequent_accuracy": baselines.most_frequent_accuracy(train, test),
     }
-    known, asked = rows["train"], rows["test"]
-    if n_grams and isinstance(known, next_tokens.Rows) and known.together:
+    train_rows, test_rows = rows["train"], rows["test"]
+    if n_grams and isinstance(train_rows, next_tokens.Rows) and train_rows.together:
         # An end ends one document and begins the next; n-grams stay within a document.
         with Waiting("counting n-grams"):
-            model = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
-        log_probabilities = model.log_probabilities(asked.tokens)
-        mean = log_probabilities[next_tokens.is_predicted(asked.tokens, asked.ends)].mean()
+            model = KneserNey(train_rows.tokens, vocabulary_size, separator=train_rows.ends.end)
+        log_probabilities = model.log_probabilities(test_rows.tokens)
+        mean = log_probabilities[next_tokens.is_predicted(test_rows.tokens, test_rows.ends)].mean()
         scores = {"kneser_ney_cross_entropy": float(-mean)} | scores
     return scores
 
@@ -546,49 +556,27 @@ def beginnings(
     return begun
 
 
-class Continuations(StepCallback):
-    """Writes continuations of the first validation documents to TensorBoard, each epoch."""
-
-    def __init__(
-        self,
-        tensorboard,
+def continuations(
+    task: keras_nlp.models.CausalLM,
+    preprocessor,
+    begun: Sequence[templates.Prompt],
+    template: str | None,
+    seed: int,
+) -> list[str]:
+    """Continues beginnings of documents, or answers prompts, for TensorBoard, as Markdown."""
+    texts = decoders.generate(
         task,
         preprocessor,
-        shown: Sequence[templates.Prompt],
-        template: str | None,
-        seed: int,
-    ):
-        super().__init__()
-        self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
-        self.shown, self.sampler = shown, samplers.Sampler(top_k=40, seed=seed)
-        self.template = Template(template, preprocessor.tokenizer) if template else None
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Draws and writes them.
-
-        The training continues where that fails: the epoch's checkpoint is saved afterwards.
-        """
-        if self.tensorboard.folder is None or not self.shown:
-            return
-        try:
-            with averaged(self.model):
-                drawn = decoders.generate(
-                    self.task,
-                    self.preprocessor,
-                    self.shown,
-                    max_length=self.preprocessor.sequence_length,
-                    sampler=self.sampler,
-                    strip_prompt=True,
-                    template=self.template,
-                )
-        except Exception as error:  # KerasHub's generate() of a family may raise whatever
-            kind, self.shown = type(error).__name__, []
-            log.warning("no continuations in TensorBoard: %s: %s", kind, first_line(error))
-            return
-        with self.tensorboard.writing(self.step):
-            for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
-                line = f"**{escape(templates.last_text(begun))}** {escape(text)}"
-                tf.summary.text(f"continuations/text_{number}", line)
+        begun,
+        max_length=preprocessor.sequence_length,
+        sampler=samplers.Sampler(top_k=40, seed=seed),
+        strip_prompt=True,
+        template=Template(template, preprocessor.tokenizer) if template else None,
+    )
+    return [
+        f"**{escape(templates.last_text(prompt))}** {escape(text)}"
+        for prompt, text in zip(begun, texts, strict=True)
+    ]
 
 
 def predict(
@@ -633,11 +621,11 @@ def predict(
         return []
     task = run.load_model("float32")
     template = run.metadata["template"]
-    asked = inputs if template is None else read_each(prompts.of_input, inputs)
+    begun = inputs if template is None else read_each(prompts.of_input, inputs)
     texts = decoders.generate(
         task,
         task.preprocessor,
-        asked,
+        begun,
         max_length=max_length or task.preprocessor.sequence_length,
         sampler=samplers.Sampler(temperature, top_k or None, top_p, seed, num_samples),
         strip_prompt=template is not None,

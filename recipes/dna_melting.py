@@ -21,6 +21,7 @@ measured molecules 1.36 degrees C in 32 minutes on one core (README.md).
 """
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -240,7 +241,8 @@ def mean_of_both_ends(network: keras.Model) -> keras.Model:
     Returns:
         A `keras.Model` with the same inputs and outputs.
     """
-    other_end = network.call(melting.from_other_end(network.input))  # the same layers once more
+    # `call()` repeats the layers in this model; calling the network would nest it in there.
+    other_end = network.call(melting.from_other_end(network.input))
     mean = keras.layers.Average(dtype=keras.config.floatx())([network.output, other_end])
     return keras.Model(network.input, mean)
 
@@ -318,7 +320,9 @@ def load_molecules(options: Options, run) -> dict[str, list[melting.Molecule]]:
     )
     run.note(melting.unread_note(run.dataset, run.held_out, run.test_file))
     if options.enthalpy_weight:
-        melting.require_folding(sum(molecules.values(), []), run.dataset)
+        melting.require_folding(
+            [each for split in molecules.values() for each in split], run.dataset
+        )
     kept = {
         "train": arrays.draw(len(molecules["train"]), options.max_examples, options.seed),
         "valid": arrays.spaced(len(molecules["valid"]), options.max_validation_examples),
@@ -344,7 +348,8 @@ def main(options: Options) -> dict:
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
-        width = max(len(melting.columns(m)) for m in sum(molecules.values(), drawn))
+        known = itertools.chain(drawn, *molecules.values())
+        width = max(len(melting.columns(molecule)) for molecule in known)
         used = molecules | {"train": molecules["train"] + drawn}
         splits = {name: to_arrays(split, width) for name, split in used.items()}
         train_inputs, train_tm = splits["train"]
@@ -373,8 +378,8 @@ def main(options: Options) -> dict:
             run.note("r2 is left out: all temperatures of the test split are equal")
         train_data, valid_data, test_data = make_batches(options, plan, used, splits, weights)
         baseline = melting.baselines(molecules)
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(*(melting.repeated_notes(molecules) if run.has_own_dataset else ()))
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*melting.repeated_notes(molecules))
         # Networks, schedule and loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]
@@ -521,8 +526,7 @@ def results_of(
         "metadata": {"plus_minus": spread},
         "examples_table": lambda: worst_first(molecules["test"], missed["test"]),
     }
-    # Not of a run that is evaluated on other data: it was not trained on their training split.
-    if run.has_own_dataset:
+    if run.has_own_dataset:  # as in main
         results["test_molecules_in_training"] = melting.in_training(molecules, "test")
     return results
 

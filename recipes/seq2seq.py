@@ -12,6 +12,9 @@ installed packages' functions, and the first sentences of their docstrings. Repo
 and accuracy per token of the responses; of answers that the model writes itself, by the likeliest
 tokens or with `--num-beams`, how many equal the response, BLEU and ROUGE. `model/` is a preset:
 `keras_nlp.models.Seq2SeqLM.from_preset("RUN/model").generate("cumsum(x, axis=None)")`.
+
+On the signatures of the installed packages: test cross-entropy 3.95 (unigram model: 6.40), BLEU
+0.029, ROUGE-L 0.195 in 20 minutes on 2 CPU cores.
 """
 
 import dataclasses
@@ -27,10 +30,19 @@ import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.averages import averaged
-from callbacks.steps import StepCallback
+from callbacks.generated import GeneratedTexts
 from callbacks.tensorboard import escape
-from data import arrays, batches, byte_pairs, next_tokens, pairs, prompts, summaries, word_pieces
-from data import baselines as counted
+from data import (
+    arrays,
+    baselines,
+    batches,
+    byte_pairs,
+    next_tokens,
+    pairs,
+    prompts,
+    summaries,
+    word_pieces,
+)
 from data.errors import has_inputs
 from data.live_line import live_line
 from data.splits import held_out_files, instead_note
@@ -144,8 +156,6 @@ class Options(FineTuningOptions, HeldOutOptions):
             problems.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
         if self.lora_rank is not None and self.preset == "scratch":
             problems.append("--lora-rank: needs a trained model: pass --preset")
-        if self.preset == "auto":
-            problems.append("--preset auto: pass scratch, the name of a preset, or its folder")
         return problems
 
 
@@ -177,8 +187,7 @@ def main(options: Options) -> dict:
         # Prompts and responses; a tokenizer; tokens by split.
         data = load_pairs(options, run)
         run.note(data.note)
-        asked = run.fact("preset") or options.preset  # a run that resumes keeps its preset
-        preset = None if asked == "scratch" else asked
+        preset, _ = presets.choose_preset(options, run.fact("preset"))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
         run.note(presets.added_tokens_note(preset, tokenizer))
@@ -186,7 +195,8 @@ def main(options: Options) -> dict:
         encoded = pairs.encode_once(splits, preprocessor, run.cache_dir, options.prefix or "")
         for split, title in (("train", "training"), ("test", "test")):
             run.note(*pairs.cut_notes(encoded[split], title))
-        run.note(*(data.repeated_notes() if run.has_own_dataset else ()))
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*data.repeated_notes())
         run.note(next_tokens.special_note(data.as_text().splits["train"], tokenizer))
         plan = run.plan(
             examples=len(splits["train"]),
@@ -202,12 +212,12 @@ def main(options: Options) -> dict:
             preset=preset or "scratch",
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
-        train_data, valid_data, test_data = make_data(options, plan, encoded)
-        baseline = baselines(encoded, word_pieces.number_of_ids(tokenizer))
+        train_data, valid_data, test_data = make_batches(options, plan, encoded)
+        baseline = compute_baselines(encoded, word_pieces.number_of_ids(tokenizer))
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = build_model(options, tokenizer.vocabulary_size(), preset)
-            presets.require_vocabulary(model, tokenizer, asked)
+            presets.require_vocabulary(model, tokenizer, str(preset))
             fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
@@ -217,28 +227,33 @@ def main(options: Options) -> dict:
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
                 loss=loss,
-                weighted_metrics=[
+                weighted_metrics=[  # padding has weight 0
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
             fine_tuning.attach(model, options)
         # Training and test; TensorBoard shows the answers to some prompts.
-        answers = Answers(run.tensorboard, model, preprocessor, splits["valid"][:4], options)
+        shown = GeneratedTexts(
+            run.tensorboard,
+            "answers/prompt",
+            lambda: shown_answers(model, preprocessor, splits["valid"][:4], options),
+        )
         fit_options = run.prepare(
             model,
             train_data,
             validation=valid_data,
             test=test_data,
-            extra=[answers],
+            extra=[shown],
             perplexity_of="cross_entropy",
         )
         model.fit(train_data, **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
         # Answers to test prompts beside the responses; the prompts, copied, are the baseline.
-        shown = arrays.spaced(len(splits["test"]), options.answered_examples)
-        answered = answer(model, preprocessor, [splits["test"][index] for index in shown], options)
+        indices = arrays.spaced(len(splits["test"]), options.answered_examples)
+        prompted = [splits["test"][index] for index in indices]
+        answered = answer(model, preprocessor, prompted, options)
         if answered:
             test |= compare(answered)
             copied = compare([(prompt, response, prompt) for prompt, response, _ in answered])
@@ -309,7 +324,7 @@ def limited(
     }
 
 
-def make_data(
+def make_batches(
     options: Options, plan: Plan, encoded: dict[str, dict[str, np.ndarray]]
 ) -> list[tf.data.Dataset]:
     """Makes the batches of training, validation and test, of similar length if asked for."""
@@ -343,36 +358,37 @@ def tokens_per_example(encoded: dict[str, np.ndarray]) -> float:
     return float(sum(mask.sum(axis=1, dtype=np.int64).mean() for mask in masks))
 
 
-def baselines(encoded: dict[str, dict[str, np.ndarray]], tokens: int) -> dict[str, float]:
+def compute_baselines(encoded: dict[str, dict[str, np.ndarray]], tokens: int) -> dict[str, float]:
     """Computes the baselines of the responses' tokens: unigrams, and the most frequent one."""
     train, test = (
         np.bincount(pairs.predicted(encoded[split]), minlength=tokens)
         for split in ("train", "test")
     )
     return {
-        "unigram_cross_entropy": counted.unigram_cross_entropy(train, test),
-        "most_frequent_accuracy": counted.most_frequent_accuracy(train, test),
+        "unigram_cross_entropy": baselines.unigram_cross_entropy(train, test),
+        "most_frequent_accuracy": baselines.most_frequent_accuracy(train, test),
     }
 
 
 def answer(
     model: keras_nlp.models.Seq2SeqLM,
     preprocessor,
-    asked: Sequence[pairs.TextPair],
+    examples: Sequence[pairs.TextPair],
     options: Options,
 ) -> list[tuple[str, str, str]]:
     """Returns prompts, their responses, and the model's answers, the likeliest ones."""
-    found: list[str] = []
+    inputs = [(options.prefix or "") + prompt for prompt, _ in examples]
+    answers: list[str] = []
     sampler = likeliest(options.num_beams)
     with (
         averaged(model),
-        live_line(what="answering test prompts", total=len(asked)) as bar,
+        live_line(what="answering test prompts", total=len(inputs)) as bar,
     ):
-        for start in range(0, len(asked), AT_ONCE):
-            some = [(options.prefix or "") + prompt for prompt, _ in asked[start : start + AT_ONCE]]
-            found += encoder_decoders.generate(model, preprocessor, some, sampler)
-            bar.update(len(some))
-    return [(*pair, text) for pair, text in zip(asked, found, strict=True)]
+        for start in range(0, len(inputs), AT_ONCE):
+            batch = inputs[start : start + AT_ONCE]
+            answers += encoder_decoders.generate(model, preprocessor, batch, sampler)
+            bar.update(len(batch))
+    return [(*example, answer) for example, answer in zip(examples, answers, strict=True)]
 
 
 def likeliest(num_beams: int) -> samplers.Sampler | samplers.BeamSearch:
@@ -402,28 +418,20 @@ def worst_first(answered: Sequence[tuple[str, str, str]]) -> list[list]:
     return [["prompt", "response", "answer", "is_equal"], *others, *equal]
 
 
-class Answers(StepCallback):
-    """Writes the answers to some validation prompts to TensorBoard, each epoch."""
-
-    def __init__(self, tensorboard, task, preprocessor, shown: Sequence, options: Options):
-        super().__init__()
-        self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
-        self.shown, self.prefix = shown, options.prefix or ""
-        self.sampler = likeliest(options.num_beams)
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Answers and writes."""
-        if self.tensorboard.folder is None:
-            return
-        asked = [self.prefix + prompt for prompt, _ in self.shown]
-        with averaged(self.model):
-            found = encoder_decoders.generate(self.task, self.preprocessor, asked, self.sampler)
-        with self.tensorboard.writing(self.step):
-            for number, ((prompt, response), text) in enumerate(
-                zip(self.shown, found, strict=True), start=1
-            ):
-                line = f"**{escape(prompt)}** {escape(text)} *({escape(response)})*"
-                tf.summary.text(f"answers/prompt_{number}", line)
+def shown_answers(
+    model: keras_nlp.models.Seq2SeqLM,
+    preprocessor,
+    examples: Sequence[pairs.TextPair],
+    options: Options,
+) -> list[str]:
+    """Answers prompts for TensorBoard; returns Markdown with the responses in brackets."""
+    inputs = [(options.prefix or "") + prompt for prompt, _ in examples]
+    sampler = likeliest(options.num_beams)
+    answers = encoder_decoders.generate(model, preprocessor, inputs, sampler)
+    return [
+        f"**{escape(prompt)}** {escape(text)} *({escape(response)})*"
+        for (prompt, response), text in zip(examples, answers, strict=True)
+    ]
 
 
 def predict(
@@ -482,8 +490,8 @@ def predict(
     else:
         sampler = likeliest(num_beams or run.options.num_beams)
     task = run.load_model("float32")
-    asked = [(run.options.prefix or "") + text for text in inputs]
-    answers = encoder_decoders.generate(task, task.preprocessor, asked, sampler, stop)
+    prompted = [(run.options.prefix or "") + text for text in inputs]
+    answers = encoder_decoders.generate(task, task.preprocessor, prompted, sampler, stop)
     return samplers.by_prompt(answers, num_samples)
 
 

@@ -371,8 +371,8 @@ class HeldOutOptions(SharedOptions):
         """Returns a line for each file that does not exist, after those of other options."""
         problems = super().problems()
         if self.evaluation is not None and self.evaluation.test_file is not None:
-            return problems  # that file alone is read
-        moved = "; the run read it: if it has moved, pass --test-file or --dataset"
+            return problems  # a validation file that is gone is not needed
+        moved = "; the run read it: if it has moved, pass --test-file or another --dataset"
         hint = "" if self.evaluation is None else moved
         for name in ("validation_file", "test_file"):
             problem = file_problem(getattr(self, name))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from data.errors import DataError
 from models import decoders, init_from, presets
-from recipes import bert_mlm, text_classification
+from recipes import bert_mlm, causal_lm, seq2seq, text_classification
 from tests.conftest import TINY_RUN
 from tests.support import causal_presets, tiny_presets
 from tests.support.damaged import flip_a_bit
@@ -61,6 +61,13 @@ class TestChoosePreset:
             "preset bert_tiny_en_uncased: no network; the same architecture from scratch is used "
             "instead",
         )
+
+
+@pytest.mark.parametrize("recipe", [causal_lm, seq2seq, text_classification])
+def test_auto_is_a_preset_of_masked_words_alone(recipe):
+    problem = "--preset auto: pass scratch, the name of a preset, or its folder"
+    assert problem in recipe.Options(preset="auto").problems()
+    assert all_problems(bert_mlm.Options(preset="auto")) == []
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_a_run_continues_where_continuations_fail(tiny_text, tmp_path, monkeypat
     results = causal_lm.main(options)
     assert results["steps"] == 2 and (tmp_path / "run" / "checkpoints").is_dir()
     said = [line for line in "".join(capsys.readouterr()).splitlines() if "continuations" in line]
-    assert said == ["no continuations in TensorBoard: IndexError: no such piece"]
+    assert said == ["no continuations/text in TensorBoard: IndexError: no such piece"]
 
 
 def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
@@ -338,9 +338,9 @@ def test_the_baseline_of_n_grams_can_be_left_out(tiny_text, tmp_path):
     options = causal_lm.Options(**TINY)
     tokenizer = causal_lm.make_preprocessor(options, None, data, tmp_path).tokenizer
     rows = causal_lm.make_rows(options, data, tokenizer, True, tmp_path)
-    found = causal_lm.baselines(rows, tokenizer.vocabulary_size())
+    found = causal_lm.compute_baselines(rows, tokenizer.vocabulary_size())
     assert found.pop("kneser_ney_cross_entropy") > 0
-    assert causal_lm.baselines(rows, tokenizer.vocabulary_size(), n_grams=False) == found
+    assert causal_lm.compute_baselines(rows, tokenizer.vocabulary_size(), n_grams=False) == found
 
 
 @pytest.mark.long
@@ -466,7 +466,7 @@ def test_baselines_by_hand():
         next_tokens.Rows(np.array(rows, np.int32), ends, True)
         for rows in ([[3, 0, 0, 1, 3]], [[3, 1, 3, 3, 3], [3, 0, 3, 3, 3]])
     )
-    found = causal_lm.baselines({"train": known, "test": asked}, 4)
+    found = causal_lm.compute_baselines({"train": known, "test": asked}, 4)
     share = np.array([2.1, 1.1, 0.1, 1.1]) / 4.4
     # The test rows predict 1 and 0 once, and the end twice.
     expected = -np.log(share[[1, 3, 0, 3]]).mean()

@@ -117,7 +117,7 @@ def test_texts_with_labels(tmp_path):
 
 
 def test_a_search_resumes(tmp_path, monkeypatch):
-    """The same seed draws the same options again, and finished runs are not repeated."""
+    """A second start has the options and the folders of the first, so finished runs return."""
     code = block("docs/runs.md", "rng.uniform").replace("runs/search", str(tmp_path))
     code = code.replace("range(20)", "range(3)")
     started = []
