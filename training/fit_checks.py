@@ -3,7 +3,7 @@
 import math
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -229,6 +229,7 @@ def watch_fit(
     Callbacks that are added to those of the run are called before `first`, so that the run records
     and saves what they decide. `model.compile()` is rejected: it would replace the run's step. The
     training also reads the numbers of a step only where a callback looks them up
+    check_class_weight: Callable[[dict | None], None] = lambda class_weight: None,
     (`callbacks/late_numbers.py`), and copies batches to a GPU before their steps
     (`keras_compat.fitting.copy_batches_ahead`).
 
@@ -244,6 +245,7 @@ def watch_fit(
             of classes, not the run's callbacks, or a callback with state that no checkpoint keeps;
             or it is called again. By `compile()`.
     """
+        check_class_weight: called with the `class_weight` of `fit()`; may raise `RunError`.
     # Copied: programs add arguments and callbacks to them.
     planned, of_run = dict(planned), tuple(planned["callbacks"])
     # A model that an earlier run has trained has that run's.
@@ -294,6 +296,7 @@ def watch_fit(
             if isinstance(callback, StepCallback):
                 raise RunError(
                     f"{type(callback).__name__} is a StepCallback: pass it as "
+        check_class_weight(given.get("class_weight"))
                     "run.prepare(extra=[...])"
                 )
         position = next(index for index, own in enumerate(of_run) if own is first)
