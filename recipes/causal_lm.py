@@ -43,6 +43,7 @@ from data.errors import DataError, first_line, has_inputs, read_each
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
+from data.splits import TITLES, with_notes
 from data.templates import Template
 from data.text import Text, load_text
 from models import decoders, fine_tuning, likelihoods, presets, samplers
@@ -246,7 +247,7 @@ def main(options: Options) -> dict:
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
-        run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
+        run.note(*special_lines(data, tokenizer), *cut_examples(options, data, rows))
         # Not of a run that is evaluated on other data: it was not trained on their training split.
         run.note(*(data.repeated_notes() if run.has_own_dataset else ()))
         predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
@@ -448,9 +449,9 @@ def special_lines(data, tokenizer) -> list[str]:
     return [] if note is None else [note]
 
 
-def cut_examples(options: Options, rows: dict) -> list[str]:
+def cut_examples(options: Options, data: Text | prompts.Prompts, rows: dict) -> list[str]:
     """Returns a line for each split with prompts and responses that are longer than a row."""
-    titles = {"train": "training", "valid": "validation", "test": "test"}
+    titles = {"train": "training"} | {split: TITLES[split] for split in with_notes(data.splits)}
     return [
         f"{rows[split].cut:,} {title} examples are longer than --sequence-length "
         f"{options.sequence_length}: truncated, or left out if the prompt alone fills it"

@@ -266,7 +266,8 @@ def load_pairs(options: Options, run) -> prompts.Prompts:
     if run.dataset in ("auto", summaries.NAME):
         data = summaries.load_summaries(run.cache_dir)
         given = held_out_files(run.held_out, run.test_file)
-        read = {split: prompts.read_pairs(path, columns) for split, path in given.items()}
+        read = {path: prompts.read_pairs(path, columns) for path in dict.fromkeys(given.values())}
+        splits = data.splits | {split: read[path] for split, path in given.items()}
         note = instead_note(data.name, run.held_out, run.test_file)
         return dataclasses.replace(data, splits=data.splits | read, note=note)
     return prompts.load_prompts(
