@@ -236,7 +236,7 @@ def main(options: Options) -> dict:
         template = choose_template(options, run, data, preset, tokenizer)
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
-            presets.require_vocabulary(task, tokenizer, asked)
+            run.note(presets.require_vocabulary(task, tokenizer, asked))
             fine_tuning.freeze(task, options)
             if run.trained is None:  # only training computes the losses of experts' routers
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps

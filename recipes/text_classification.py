@@ -406,7 +406,7 @@ def make_model(
         several=labels[::every] if data.several else None,
         label_weights=weights if isinstance(weights, np.ndarray) else None,
     )
-    presets.require_vocabulary(model, tokenizer, str(preset))
+    run.note(presets.require_vocabulary(model, tokenizer, str(preset)))
     if options.freeze_backbone and not (keep_head or run.resumes):
         init_probe(model, inputs, labels, weights)
     return model
