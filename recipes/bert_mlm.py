@@ -213,7 +213,7 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
-            presets.require_vocabulary(network, tokenizer, str(preset))
+            run.note(presets.check_vocabulary(network, tokenizer, str(preset)))
             # The same weights with logits in chunks: `model` trains, `network` is saved.
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network

@@ -50,6 +50,7 @@ from data.errors import DataError, has_inputs, read_each
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
+from data.splits import TITLES, with_notes
 from data.templates import Template
 from data.text import Text, load_text
 from models import decoders, fine_tuning, likelihoods, presets, samplers
@@ -241,7 +242,7 @@ def main(options: Options) -> dict:
         template = choose_template(options, run, data, preset, tokenizer)
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
-            presets.require_vocabulary(task, tokenizer, str(preset))
+            run.note(presets.check_vocabulary(task, tokenizer, str(preset)))
             fine_tuning.freeze(task, options)
             if run.trained is None:  # only training computes the losses of experts' routers
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
@@ -252,7 +253,7 @@ def main(options: Options) -> dict:
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
-        run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
+        run.note(*special_lines(data, tokenizer), *cut_examples(options, data, rows))
         if run.has_own_dataset:  # an evaluation on other data does not note their training split
             run.note(*data.repeated_notes())
         label_counts = {name: sum(map(len, split.labels())) for name, split in rows.items()}
@@ -458,9 +459,9 @@ def special_lines(data, tokenizer) -> list[str]:
     return [] if note is None else [note]
 
 
-def cut_examples(options: Options, rows: dict) -> list[str]:
+def cut_examples(options: Options, data: Text | prompts.Prompts, rows: dict) -> list[str]:
     """Returns a line for each split with prompts and responses that are longer than a row."""
-    titles = {"train": "training", "valid": "validation", "test": "test"}
+    titles = {"train": "training"} | {split: TITLES[split] for split in with_notes(data.splits)}
     return [
         f"{rows[split].cut:,} {title} examples are longer than --sequence-length "
         f"{options.sequence_length}: truncated, or left out if the prompt alone fills it"

@@ -217,7 +217,7 @@ def main(options: Options) -> dict:
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = build_model(options, tokenizer.vocabulary_size(), preset)
-            presets.require_vocabulary(model, tokenizer, str(preset))
+            run.note(presets.check_vocabulary(model, tokenizer, str(preset)))
             fine_tuning.freeze(model, options)
             warmup = plan.warmup_steps
             decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
@@ -281,9 +281,10 @@ def load_pairs(options: Options, run) -> prompts.Prompts:
     if run.dataset in ("auto", summaries.NAME):
         data = summaries.load_summaries(run.cache_dir)
         given = held_out_files(run.held_out, run.test_file)
-        read = {split: prompts.read_pairs(path, columns) for split, path in given.items()}
+        read = {path: prompts.read_pairs(path, columns) for path in dict.fromkeys(given.values())}
+        splits = data.splits | {split: read[path] for split, path in given.items()}
         note = instead_note(data.name, run.held_out, run.test_file)
-        return dataclasses.replace(data, splits=data.splits | read, note=note)
+        return dataclasses.replace(data, splits=splits, note=note)
     return prompts.load_prompts(
         run.dataset, held_out=run.held_out, test_file=run.test_file, columns=columns
     )

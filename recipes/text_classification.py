@@ -52,6 +52,8 @@ from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp
 
+EXAMPLE_LENGTH = 60  # characters of a sentence in the printed `predict` command
+
 
 @dataclasses.dataclass(kw_only=True)
 class Options(FineTuningOptions, HeldOutOptions):
@@ -401,7 +403,7 @@ def make_model(
         sample_labels=labels[::every] if data.several else None,
         label_weights=kind.label_weights(),
     )
-    presets.require_vocabulary(model, tokenizer, str(preset))
+    run.note(presets.check_vocabulary(model, tokenizer, str(preset)))
     if options.freeze_backbone and not (keep_head or run.resumes):
         init_probe(model, inputs, labels, kind.class_weight() or kind.label_weights())
     return model
@@ -611,10 +613,26 @@ def worst_first(
 
 
 def example_of(data: sentences.Sentences) -> str | None:
-    """Returns an input for the printed `predict` command; None where the usual one suits."""
-    if not data.pairs:
+    """Returns an input for the printed `predict` command: a short sentence, or pair, of the data.
+
+    Of the validation split, and of four words or more where there is one; cut after
+    `EXAMPLE_LENGTH` characters.
+    """
+    # The command line takes a text with a hyphen in front for an option.
+    texts = [text for text in data.splits["valid"][0] if not text.startswith("-")]
+    if not texts:
         return None
-    return min(data.splits["valid"][0], key=len).replace(sentences.SEPARATOR, PAIR)
+    text = min(texts, key=lambda text: (len(text.split()) < 4, len(text)))
+    return PAIR.join(map(shortened, text.split(sentences.SEPARATOR)))
+
+
+def shortened(text: str) -> str:
+    """Returns a text in one line of at most `EXAMPLE_LENGTH` characters, cut between two words."""
+    line = " ".join(text.split())
+    if len(line) <= EXAMPLE_LENGTH:
+        return line
+    words, _, _ = line[: EXAMPLE_LENGTH + 1].rpartition(" ")
+    return words or line[:EXAMPLE_LENGTH]
 
 
 def default_learning_rate(options: Options, preset: str | None) -> float:

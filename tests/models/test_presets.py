@@ -323,9 +323,32 @@ class TestWhatCannotBeLoaded:
         tokenizer = types.SimpleNamespace(vocabulary_size=lambda: 30)
         model = types.SimpleNamespace(backbone=types.SimpleNamespace(vocabulary_size=20))
         with pytest.raises(DataError, match="its tokenizer has ids up to 29 and its model 20"):
-            presets.require_vocabulary(model, tokenizer, "a")
+            presets.check_vocabulary(model, tokenizer, "a")
         with pytest.raises(DataError, match="its tokenizer has ids up to 20 and its model 20"):
-            presets.require_vocabulary(model, types.SimpleNamespace(vocabulary={"a": 20}), "a")
+            presets.check_vocabulary(model, types.SimpleNamespace(vocabulary={"a": 20}), "a")
+
+    @pytest.mark.parametrize(
+        ("pieces", "rows", "is_noted"),
+        [
+            (15_000, 30_522, True),
+            (28_400, 30_522, True),
+            (900, 1_100, True),
+            (30_522, 30_528, False),  # a multiple of 64
+            (2, 128, False),
+            (50_277, 50_432, False),  # Pythia
+            (151_665, 152_064, False),  # Qwen 2.5
+            (250_101, 251_000, False),  # mDeBERTa v3
+        ],
+    )
+    def test_a_vocabulary_that_was_cut_short_is_noted(self, pieces, rows, is_noted):
+        """But not one whose model has further rows, so that their number is a round one."""
+        tokenizer = types.SimpleNamespace(vocabulary_size=lambda: pieces)
+        model = types.SimpleNamespace(backbone=types.SimpleNamespace(vocabulary_size=rows))
+        note = presets.check_vocabulary(model, tokenizer, "a")
+        said = (
+            f"preset a: its tokenizer has {pieces:,} pieces and its model {rows:,} embeddings: if"
+        )
+        assert note.startswith(said) if is_noted else note is None
 
 
 class TestHalfWrittenFolders:
@@ -348,6 +371,14 @@ class TestHalfWrittenFolders:
         shutil.rmtree(folder / "assets")
         with pytest.raises(DataError, match="has no assets/tokenizer/vocabulary.txt; save the pre"):
             presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+    def test_a_vocabulary_without_a_special_token(self, folder):
+        file = folder / "assets" / "tokenizer" / "vocabulary.txt"
+        pieces = file.read_text().splitlines()
+        file.write_text("\n".join(piece for piece in pieces if piece != "[SEP]"))
+        with pytest.raises(DataError, match=r"Cannot find special token `'\[SEP\]'`") as caught:
+            presets.load(keras_nlp.models.Tokenizer, str(folder))
+        assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(
         "family, name, content, said",
