@@ -153,10 +153,10 @@ def read_store(folder: Path, megabytes: int) -> None:
     """Prints the anonymous memory of this process after it has read a store through `tf.data`."""
     import tensorflow as tf
 
-    from data import batches, sequences
+    from data import arrays, batches
 
     stored = write_store(folder, megabytes)  # reads the existing store
-    tensor = sequences.as_tensor(stored)
+    tensor = arrays.as_tensor(stored)
 
     def make_batch(indices, epoch):
         rows = tf.gather(tensor, indices)

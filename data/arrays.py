@@ -259,6 +259,26 @@ def _tables(arrays: Arrays, name: str):
     return _table(arrays, name)
 
 
+def as_tensor(array: np.ndarray) -> tf.Tensor:
+    """Makes a tensor for `tf.gather` inside `tf.data`, without a copy if a file is mapped.
+
+    (TensorFlow's `ImmutableConst` maps a file too, but makes a copy and keeps its memory.)
+
+    Args:
+        array: Numbers; for an array of `sequences.mapped()`, or its first rows, the tensor is the
+            mapped file.
+
+    Returns:
+        A tensor of its shape and type.
+    """
+    is_aligned = array.flags.c_contiguous and array.ctypes.data % 64 == 0
+    # DLPack passes on neither what is read-only nor numbers of another byte order.
+    can_share = array.flags.writeable and array.dtype.kind in "iuf" and array.dtype.isnative
+    if isinstance(array, np.memmap) and is_aligned and can_share:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return tf.constant(array)
+
+
 def _table(array: np.ndarray, name: str) -> tf.Tensor:
     # Keeps the dtype and casts batch by batch: bytes stay bytes in memory.
     if array.dtype.kind in "SUT" or (array.size and isinstance(array.flat[0], str)):
@@ -272,4 +292,4 @@ def _table(array: np.ndarray, name: str) -> tf.Tensor:
         limits = np.iinfo(np.int32)
         if array.min() < limits.min or array.max() > limits.max:
             raise ValueError("integers that int32 does not hold")
-    return tf.constant(array)
+    return as_tensor(array)

@@ -306,7 +306,11 @@ def build_once(
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.with_name(f".lock-{target.name}"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("%s: waiting for another process, which is making %s", what, target)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if is_whole():  # another process has built it meanwhile
                 return
             if target.exists():

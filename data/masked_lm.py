@@ -7,9 +7,10 @@ import numpy as np
 import tensorflow as tf
 
 from data import batches
+from data.arrays import as_tensor
 from data.baselines import SMOOTHING, most_frequent_accuracy, unigram_cross_entropy
 from data.errors import DataError
-from data.sequences import as_tensor, in_blocks
+from data.sequences import in_blocks
 from data.word_pieces import SpecialTokens, continuations
 
 NOT_CHOSEN = 2.0  # the score of a position that is not chosen; random numbers are below 1

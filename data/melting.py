@@ -6,25 +6,26 @@ dangling end are all one column each, so stacked neighbours are neighbours in th
 duplex of two strands and in a hairpin.
 """
 
-import collections
 import dataclasses
+import functools
 import itertools
 import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras
 import numpy as np
+import scipy.sparse
 import tensorflow as tf
 
 from data import batches, tables
 from data.download import fetch
 from data.errors import DataError, InputError, listed, require_some
 from data.files import expand
-from data.live_line import live_line
+from data.live_line import Waiting, live_line
 from data.splits import (
     NO_FILES,
     SPLITS,
@@ -139,6 +140,11 @@ class Molecule:
         texts = (self.sequence, self.structure.translate(str.maketrans("()", ")(")))
         sequence, structure = ("+".join(reversed(text.split("+"))) for text in texts)
         return dataclasses.replace(self, sequence=sequence, structure=structure)
+
+    @functools.cached_property
+    def column_ids(self) -> bytes:
+        """Returns the ids of its `columns()`, from its outside in, a byte each."""
+        return bytes(column_id(*each) for each in columns(self))
 
     @property
     def effective_concentration(self) -> float:
@@ -560,18 +566,14 @@ def encode(molecules: list[Molecule], width: int = LONGEST) -> dict[str, np.ndar
     ids = np.zeros((len(molecules), width), np.int32)
     conditions = np.zeros((len(molecules), 2), np.float32)
     for row, molecule in enumerate(live_line(molecules, "encoding molecules")):
-        read = min(map(column_ids, {molecule, molecule.turned}))  # a hairpin has one reading
-        ids[row, : len(read)] = read
+        # A hairpin has one reading.
+        read = min(each.column_ids for each in (molecule, molecule.turned))
+        ids[row, : len(read)] = list(read)
         conditions[row] = (
             math.log(molecule.sodium / SODIUM),
             math.log(molecule.effective_concentration),
         )
     return {"columns": ids, "conditions": conditions}
-
-
-def column_ids(molecule: Molecule) -> list[int]:
-    """Returns the ids of a molecule's columns, from its outside in."""
-    return [column_id(*column) for column in columns(molecule)]
 
 
 def column(number: int) -> tuple[str, str, int]:
@@ -680,6 +682,36 @@ def formula_errors(molecules: Sequence[Molecule]) -> np.ndarray:
     return np.array(found) - temperatures(molecules)[:, 0]
 
 
+def neighbour_features(molecules: Iterable[Molecule]) -> scipy.sparse.csr_array:
+    """Counts the pairs of neighbouring columns of each molecule, its ends included.
+
+    Args:
+        molecules: n of them.
+
+    Returns:
+        float64 of shape (n, features): the counts of each pair, their shares times ten, the number
+        of columns with both ends and its inverse, whether it is a duplex, and the logarithms of the
+        conditions.
+    """
+    texts, conditions = [], []
+    for molecule in molecules:
+        texts.append(molecule.column_ids)
+        length, strands = len(molecule.column_ids) + 2, 0.0
+        if molecule.is_duplex:
+            strands = math.log(molecule.strand_concentration)
+        salt = math.log(molecule.sodium)
+        conditions.append((length, 1 / length, molecule.is_duplex, salt, strands))
+    # An end, the columns of a molecule, the end that is the next one's too, its columns, ...
+    ids = np.frombuffer(b"\0" + b"\0".join(texts) + b"\0", np.uint8).astype(np.int32)
+    pairs = ids[:-1] * COLUMN_IDS + ids[1:]
+    rows = np.repeat(np.arange(len(texts)), [len(text) + 1 for text in texts])
+    counted = (np.ones(len(pairs)), (rows, pairs))
+    counts = scipy.sparse.csr_array(counted, (len(texts), COLUMN_IDS**2))  # sums equal pairs
+    others = np.array(conditions, np.float64)
+    shares = counts.multiply(10 * others[:, 1:2])
+    return scipy.sparse.hstack([counts, shares, others], "csr")
+
+
 def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
     """Returns mean absolute errors of simpler predictors on the test split, in degrees C.
 
@@ -690,28 +722,18 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
         molecules that have `formula_errors()`, "formula_perfect_duplex_mae", with "formula_share",
         their share of the test split.
     """
-    from sklearn.feature_extraction import DictVectorizer
     from sklearn.linear_model import Ridge
-    from sklearn.pipeline import make_pipeline
-
-    def features(molecule: Molecule) -> dict[str, float]:
-        read = [None, *columns(molecule), None]
-        counts = collections.Counter(map(str, itertools.pairwise(read)))
-        shares = {f"share {pair}": 10 * count / len(read) for pair, count in counts.items()}
-        values = {"length": len(read), "1/length": 1 / len(read), "duplex": molecule.is_duplex}
-        values["log sodium"] = math.log(molecule.sodium)
-        if molecule.is_duplex:
-            values["log strands"] = math.log(molecule.strand_concentration)
-        return {**values, **counts, **shares}
 
     truth = temperatures(splits["test"])[:, 0].astype(np.float64)
     known = temperatures(splits["train"])[:, 0].astype(np.float64)
-    fit = make_pipeline(DictVectorizer(), Ridge(alpha=1.0, solver="lsqr", tol=1e-10))
-    # One dict at a time: together they take 6 KB for each molecule, the table of their counts 1 KB.
     every = math.ceil(len(known) / MOST_MOLECULES)
-    learned = live_line(splits["train"][::every], "counting neighbours")
-    fit.fit(map(features, learned), known[::every])
-    fitted = fit.predict(map(features, splits["test"]))
+    learned = neighbour_features(live_line(splits["train"][::every], "counting neighbours"))
+    asked = neighbour_features(splits["test"])
+    used = np.unique(learned.indices)
+    fit = Ridge(alpha=1.0, solver="lsqr", tol=1e-10)
+    with Waiting("fitting nearest neighbours"):
+        fit.fit(learned[:, used], known[::every])
+    fitted = fit.predict(asked[:, used])
     errors_of = {
         "mean_mae": float(np.mean(np.abs(truth - known.mean()))),
         "nearest_neighbour_mae": float(np.mean(np.abs(truth - fitted))),

@@ -229,7 +229,7 @@ class Rows:
         from 1 on, which `models.decoders` needs for that; any other model reads it as true and
         false. Where the row is the context, all of its tokens are read as one document.
         """
-        table, floatx = sequences.as_tensor(self.tokens), keras.config.floatx()
+        table, floatx = arrays.as_tensor(self.tokens), keras.config.floatx()
         start, end = self.ends.start, self.ends.end
 
         def batch_of(indices, epoch):

@@ -1,6 +1,6 @@
 """Prompts and responses as the inputs of an encoder and a decoder, encoded once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
@@ -50,8 +50,15 @@ def encode(pairs: Sequence[TextPair], preprocessor, prefix: str = "") -> dict[st
         (0 where that is padding, or a token that each response begins with, as BART's do) of shape
         (pairs, response length). Integers of 32 bits; masks and weights are 0 or 1, uint8.
     """
+    blocks = list(_encoded_blocks(pairs, preprocessor, prefix))
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def _encoded_blocks(
+    pairs: Sequence[TextPair], preprocessor, prefix: str
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields what `encode` returns, `AT_ONCE` pairs at a time."""
     given = begins_with(preprocessor) - 1
-    parts: dict[str, list[np.ndarray]] = {}
     with live_line(what="tokenising", total=len(pairs)) as bar:
         for start in range(0, len(pairs), AT_ONCE):
             some = pairs[start : start + AT_ONCE]
@@ -61,13 +68,13 @@ def encode(pairs: Sequence[TextPair], preprocessor, prefix: str = "") -> dict[st
                     "decoder_text": [response for _, response in some],
                 }
             )
+            encoded = {}
             for name, part in (inputs | {LABELS: labels, WEIGHTS: weights}).items():
                 kind = np.uint8 if name == WEIGHTS or name.endswith("mask") else np.int32
-                parts.setdefault(name, []).append(np.asarray(part).astype(kind))
+                encoded[name] = np.asarray(part).astype(kind)
+            encoded[WEIGHTS][:, :given] = 0
+            yield encoded
             bar.update(len(some))
-    encoded = {name: np.concatenate(found) for name, found in parts.items()}
-    encoded[WEIGHTS][:, :given] = 0
-    return encoded
 
 
 def begins_with(preprocessor) -> int:
@@ -85,8 +92,8 @@ def encode_once(
 
     def of_split(pairs: list[TextPair]) -> dict[str, np.ndarray]:
         made_from = (sequences.sha256_of(pairs), "pairs 2", prefix, rules)
-        return sequences.arrays_once(
-            cache_dir, made_from, lambda: encode(pairs, preprocessor, prefix)
+        return sequences.blocks_once(
+            cache_dir, made_from, lambda: _encoded_blocks(pairs, preprocessor, prefix), len(pairs)
         )
 
     return {split: of_split(pairs) for split, pairs in splits.items()}
@@ -120,7 +127,7 @@ def make_batch(encoded: dict[str, np.ndarray]) -> Callable:
         inputs, labels and sample weights.
     """
     kept, floatx = (
-        {name: tf.constant(rows) for name, rows in encoded.items()},
+        {name: arrays.as_tensor(rows) for name, rows in encoded.items()},
         keras.config.floatx(),
     )
 

@@ -1,8 +1,8 @@
 """Prompts and their responses, from JSONL or tables; rows of tokens with the loss on responses."""
 
+import array
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from data import files, sequences, tables, word_pieces
+from data import arrays, files, sequences, tables, word_pieces
 from data.errors import DataError, listed, require_some
 from data.live_line import live_line
 from data.next_tokens import Ends
@@ -123,8 +123,7 @@ class Prompts:
     @functools.cached_property
     def sha256(self) -> str:
         """Returns a checksum of the pairs and of the splits that they are in (hex)."""
-        content = json.dumps([self.splits[split] for split in SPLITS])
-        return hashlib.sha256(content.encode()).hexdigest()
+        return sequences.sha256_of([self.splits[split] for split in SPLITS], depth=2)
 
     def repeated_notes(self) -> list[str]:
         """Returns a line for validation and test if training has prompts with the same response."""
@@ -401,7 +400,7 @@ def _read(path: Path, unread: dict[str, None], columns: Columns) -> Iterator[Pai
     header = tables.header_of(path) if tables.is_parquet(path.name) else []
     refused: list[str] = []
     first: DataError | None = None
-    for where, row in rows:
+    for where, row in live_line(rows, f"reading {path.name}"):
         try:
             pair = _pair_of(where, row, unread, columns, header, is_table)
         except DataError as error:
@@ -684,11 +683,11 @@ class PromptRows:
 
     def make_batch(self) -> Callable:
         """Returns a function from indices to batches, as `data.next_tokens.Rows.make_batch`."""
-        arrays = (self.tokens, self.next_tokens, self.documents, self.loss)
-        kept, floatx = [tf.constant(array) for array in arrays], keras.config.floatx()
+        parts = (self.tokens, self.next_tokens, self.documents, self.loss)
+        kept, floatx = [arrays.as_tensor(part) for part in parts], keras.config.floatx()
 
         def batch_of(indices, epoch):
-            tokens, labels, documents, loss = (tf.gather(array, indices) for array in kept)
+            tokens, labels, documents, loss = (tf.gather(part, indices) for part in kept)
             inputs = {"token_ids": tokens, "padding_mask": documents}
             return inputs, labels, tf.cast(loss, floatx)
 
@@ -760,32 +759,42 @@ def make_rows(
             the template.
     """
     encode, padding = Template(template, tokenizer), Ends.of(tokenizer).end
-    examples, cut = [], 0
+    # Of all examples together, in 5 bytes a token: lists of Python take ten times as much.
+    tokens, predictions, ends, cut = array.array("i"), bytearray(), [0], 0
     for ids, predicted in encode.examples(live_line(pairs, "tokenising")):
         cut += len(ids) > length + 1
         if any(predicted[: length + 1]):
-            examples.append((ids[: length + 1], predicted[: length + 1]))
-    if not examples:
+            tokens.extend(ids[: length + 1])
+            predictions.extend(predicted[: length + 1])
+            ends.append(len(tokens))
+    if len(ends) == 1:
         raise DataError(
             f"no prompt is shorter than {length} tokens; use a longer --sequence-length"
         )
     room: list[int] = []  # of each row
-    place = np.zeros((len(examples), 2), np.int64)
+    place = np.zeros((len(ends) - 1, 2), np.int64)
     oldest = 0  # only the last 100 rows are searched for room
-    for index, (ids, _) in enumerate(examples):
-        size = len(ids) - 1
+    for index, (begin, end) in enumerate(itertools.pairwise(ends)):
+        size = end - begin - 1
         row = next((r for r in range(oldest, len(room)) if together and room[r] >= size), len(room))
         if row == len(room):
             room.append(length)
             oldest = max(oldest, len(room) - 100)
         place[index] = row, length - room[row]
         room[row] -= size
-    tokens, labels = (np.full((len(room), length), padding, np.int32) for _ in range(2))
-    documents = np.zeros((len(room), length), np.int32)
-    loss = np.zeros((len(room), length), np.uint8)
-    for (ids, predicted), (row, start) in zip(examples, place, strict=True):
-        stop = start + len(ids) - 1
-        tokens[row, start:stop], labels[row, start:stop] = ids[:-1], ids[1:]
-        documents[row, start:stop] = documents[row].max() + 1
-        loss[row, start:stop] = predicted[1:]
-    return PromptRows(tokens, labels, documents, loss, cut)
+    shape = (len(room), length)
+    rows = PromptRows(
+        np.full(shape, padding, np.int32),
+        np.full(shape, padding, np.int32),
+        np.zeros(shape, np.int32),
+        np.zeros(shape, np.uint8),
+        cut,
+    )
+    every, is_predicted = np.frombuffer(tokens, np.int32), np.frombuffer(predictions, np.uint8)
+    for (begin, end), (row, start) in zip(itertools.pairwise(ends), place, strict=True):
+        stop = start + end - begin - 1
+        rows.tokens[row, start:stop] = every[begin : end - 1]
+        rows.next_tokens[row, start:stop] = every[begin + 1 : end]
+        rows.documents[row, start:stop] = rows.documents[row].max() + 1
+        rows.loss[row, start:stop] = is_predicted[begin + 1 : end]
+    return rows

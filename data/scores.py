@@ -7,10 +7,9 @@ import numpy as np
 import scipy.sparse
 import scipy.stats
 
-from data import sentences, tfidf
+from data import sentences, tfidf, word_pieces
 from data.live_line import Waiting
 from data.splits import TITLES
-from data.word_pieces import special_ids
 
 # Penalties of the ridge regression; the validation split chooses.
 ALPHAS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -148,13 +147,11 @@ def evidence(inputs: dict[str, np.ndarray], scores: np.ndarray, tokenizer) -> np
         float64 of shape (vocabulary size, 1).
     """
     z = (scores[:, 0] - scores.mean()) / (scores.std() or 1.0)
-    pieces = [np.setdiff1d(ids, special_ids(tokenizer)) for ids in inputs["token_ids"]]
-    ends = np.cumsum([0, *map(len, pieces)])
-    shape = (len(z), tokenizer.vocabulary_size())
-    present = scipy.sparse.csr_array((np.ones(ends[-1]), np.concatenate(pieces), ends), shape)
+    present = word_pieces.presence(inputs["token_ids"], tokenizer)
     sums, counts = present.T @ z, present.sum(axis=0)
     # (sum - z) / (count - 1 + PRIOR), of the pieces of each sentence.
     without = 1 / (counts - 1 + PRIOR)
-    means = (present @ (sums * without) - z * (present @ without)) / np.maximum(np.diff(ends), 1)
+    counted = np.maximum(np.diff(present.indptr), 1)  # pieces of each sentence
+    means = (present @ (sums * without) - z * (present @ without)) / counted
     slope = max(0.0, float(means @ z) / max(float(means @ means), 1e-12))
     return (slope * sums / (counts + PRIOR))[:, np.newaxis]

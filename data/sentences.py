@@ -7,11 +7,12 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import keras_nlp
 import numpy as np
+import scipy.sparse
 import tensorflow as tf
 
 from data import (
@@ -781,7 +782,8 @@ def _read(
         )
         for path in paths
     )
-    for where, fields in itertools.chain.from_iterable(shards):
+    read = live_line(itertools.chain.from_iterable(shards), f"reading {paths[0].name}")
+    for where, fields in read:
         texts, labels = fields[: len(of_texts)], fields[len(of_texts) :]
         label = labels[0]
         if kind == "several" and all(texts):
@@ -848,19 +850,22 @@ def encode(sentences: Sequence[str], preprocessor) -> dict[str, np.ndarray]:
         `token_ids` (begin, pieces, end, padding) and, if the family has them, `segment_ids` and
         `padding_mask` (1 for tokens, 0 for padding), each int32 of shape (n, length).
     """
+    blocks = list(_encoded_blocks(sentences, preprocessor))
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def _encoded_blocks(sentences: Sequence[str], preprocessor) -> Iterator[dict[str, np.ndarray]]:
+    """Yields what `encode` returns, `SENTENCES_AT_ONCE` sentences at a time."""
     encode_block: Callable = functools.partial(_preprocess, preprocessor)
     if type(preprocessor).__module__.startswith("keras_hub."):  # another may do more
-        encode_block = _in_parts(preprocessor)
-    blocks: dict[str, list[np.ndarray]] = {}
+        encode_block = _in_parts(preprocessor, len(sentences))
     with live_line(what="encoding sentences", total=len(sentences)) as bar:
         for start in range(0, len(sentences), SENTENCES_AT_ONCE):
             block = sentences[start : start + SENTENCES_AT_ONCE]
             parts = tuple(zip(*(text.split(SEPARATOR) for text in block), strict=True))
             # The mask too, a bool in Keras: Keras averages the first batch over the replicas.
-            for name, value in encode_block(parts).items():
-                blocks.setdefault(name, []).append(np.asarray(value, np.int32))
+            yield {name: np.asarray(value, np.int32) for name, value in encode_block(parts).items()}
             bar.update(len(block))
-    return {name: np.concatenate(found) for name, found in blocks.items()}
 
 
 def _preprocess(preprocessor, parts: tuple[Sequence[str], ...]) -> dict:
@@ -884,12 +889,17 @@ def _preprocess_one(preprocessor, parts: tuple[Sequence[str], ...]) -> dict:
     return _preprocess(preprocessor, parts)
 
 
-def _in_parts(preprocessor) -> Callable:
+def _in_parts(preprocessor, count: int) -> Callable:
     """Returns a function that does as `_preprocess`, several times as fast.
 
     Calls the tokenizer and the packer of KerasHub's preprocessor itself: word pieces are looked up
     once for each distinct word, and `packer.call()` skips Keras's search of the arguments for
-    tensors, which examines each token.
+    tensors, which examines each token. It examines each token of its answer, too, unless it runs in
+    a graph, which pays for many sentences.
+
+    Args:
+        preprocessor: of KerasHub.
+        count: sentences that will be encoded.
     """
     tokenizer, names = preprocessor.tokenizer, tuple(_preprocess(preprocessor, (("",),)))
     if not isinstance(preprocessor.packer, keras_nlp.layers.MultiSegmentPacker):  # ESM's proteins
@@ -900,14 +910,30 @@ def _in_parts(preprocessor) -> Callable:
     def ids_of(texts: Sequence[str]) -> list[list[int]]:
         return ids_of_words(texts) if is_by_word else word_pieces.as_lists(tokenizer(texts))
 
+    @functools.cache
+    def graph_of(sentences: int) -> Callable:
+        signature = [(tf.RaggedTensorSpec([None, None], tf.int32),) * sentences]
+        return tf.function(lambda parts: preprocessor.packer.call(parts), signature)
+
+    def pack(rows: tuple[list[list[int]], ...]) -> tuple:
+        if count <= SENTENCES_AT_ONCE:
+            return preprocessor.packer.call(rows)
+        return graph_of(len(rows))(tuple(map(_as_ragged, rows)))
+
     def encode_block(parts: tuple[Sequence[str], ...]) -> dict:
-        token_ids, segment_ids = preprocessor.packer.call(tuple(map(ids_of, parts)))
+        token_ids, segment_ids = pack(tuple(map(ids_of, parts)))
         token_ids = np.asarray(token_ids)
         made = {"token_ids": token_ids, "segment_ids": segment_ids}
         made["padding_mask"] = token_ids != tokenizer.pad_token_id
         return {name: made[name] for name in names}
 
     return encode_block
+
+
+def _as_ragged(rows: Sequence[Sequence[int]]) -> tf.RaggedTensor:
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    ids = np.fromiter(itertools.chain.from_iterable(rows), np.int32, lengths.sum())
+    return tf.RaggedTensor.from_row_lengths(ids, lengths, validate=False)
 
 
 def encode_once(
@@ -922,10 +948,11 @@ def encode_once(
     """
     rules = word_pieces.rules_of(preprocessor)
     return {
-        split: sequences.arrays_once(
+        split: sequences.blocks_once(
             cache_dir,
             (sequences.sha256_of(texts), "sentences 2", rules),
-            functools.partial(encode, texts, preprocessor),
+            functools.partial(_encoded_blocks, texts, preprocessor),
+            len(texts),
         )
         for split, (texts, _) in splits.items()
     }
@@ -964,14 +991,18 @@ def naive_bayes_evidence(
         Logarithms of the pieces' shares in each class, less their mean over the classes; float64 of
         shape (vocabulary size, classes).
     """
-    special = special_ids(tokenizer)
-    counts = np.ones((tokenizer.vocabulary_size(), num_classes))
-    for ids, label in zip(inputs["token_ids"], labels, strict=True):
-        counts[np.unique(ids), label] += 1
-    counts[special] = 1
-    log_share = np.log(counts) - np.log(counts.sum(axis=0))
-    evidence = log_share - log_share.mean(axis=1, keepdims=True)
-    evidence[special] = 0
+    present = word_pieces.presence(inputs["token_ids"], tokenizer)
+    examples = np.arange(len(labels))
+    classes = scipy.sparse.csr_array(
+        (np.ones(len(labels)), (examples, labels)), (len(labels), num_classes)
+    )
+    counts = 1 + (present.T @ classes).toarray(order="C")
+    totals = counts.sum(axis=0)
+    # In place: of thousands of classes the table takes a gigabyte.
+    evidence = np.log(counts, out=counts)
+    evidence -= np.log(totals)
+    evidence -= evidence.mean(axis=1, keepdims=True)
+    evidence[special_ids(tokenizer)] = 0
     return evidence
 
 

@@ -5,13 +5,14 @@ vocabulary allows it, otherwise 4. All processes of a machine share one mapped c
 operating system may drop and read again.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
-import tensorflow as tf
 
 from data import files, word_pieces
 from data.errors import DataError
@@ -130,9 +131,29 @@ def place(cache_dir: Path, made_from: tuple) -> Path:
     return Path(cache_dir) / "sequences" / key
 
 
-def sha256_of(texts: Sequence) -> str:
-    """Returns a checksum of texts, or of anything that is JSON, in their order (hex)."""
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+def sha256_of(texts: Sequence, depth: int = 1) -> str:
+    """Returns a checksum of texts, or of anything that is JSON, in their order (hex).
+
+    It is that of their JSON list, which is never whole in memory.
+
+    Args:
+        texts: The texts.
+        depth: 2 for lists of lists of many texts.
+    """
+    digest = hashlib.sha256()
+    for part in _json_parts(texts, depth):
+        digest.update(part.encode())
+    return digest.hexdigest()
+
+
+def _json_parts(value, depth: int) -> Iterator[str]:
+    if not depth:
+        yield json.dumps(value)
+        return
+    for number, each in enumerate(value):
+        yield ", " if number else "["
+        yield from _json_parts(each, depth - 1)
+    yield "]" if len(value) else "[]"
 
 
 def arrays_once(
@@ -148,15 +169,58 @@ def arrays_once(
     Returns:
         The arrays, mapped from files and copy-on-write, like those of `mapped`.
     """
-    target = place(cache_dir, made_from)
 
     def build(folder: Path) -> None:
         folder.mkdir()
         for name, array in make().items():
-            np.save(folder / f"{name}.npy", array)
+            with open(folder / f"{name}.npy", "wb") as file:
+                _write_header(file, array.shape, array.dtype)
+                file.write(np.ascontiguousarray(array).data)
 
+    return _built_arrays(place(cache_dir, made_from), build)
+
+
+def blocks_once(
+    cache_dir: Path,
+    made_from: tuple,
+    make_blocks: Callable[[], Iterable[dict[str, np.ndarray]]],
+    count: int,
+) -> dict[str, np.ndarray]:
+    """Makes arrays of many rows as `arrays_once` does, with one block of rows in memory.
+
+    Args:
+        cache_dir: As of `place`.
+        made_from: As of `place`.
+        make_blocks: Makes the blocks in their order: some rows of each array.
+        count: Rows of all blocks together, at least one.
+    """
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        opened: dict[str, IO[bytes]] = {}
+        with contextlib.ExitStack() as stack:
+            for block in make_blocks():
+                for name, rows in block.items():
+                    if name not in opened:
+                        opened[name] = stack.enter_context(open(folder / f"{name}.npy", "wb"))
+                        _write_header(opened[name], (count, *rows.shape[1:]), rows.dtype)
+                    opened[name].write(np.ascontiguousarray(rows).data)
+
+    return _built_arrays(place(cache_dir, made_from), build)
+
+
+def _built_arrays(target: Path, build: Callable[[Path], None]) -> dict[str, np.ndarray]:
     files.build_once(target, build, "sequences")
     return {path.stem: np.load(path, mmap_mode="c") for path in sorted(target.glob("*.npy"))}
+
+
+def _write_header(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Writes the beginning of a `.npy` file, whose values follow.
+
+    `np.save()` does not say that the disk is full.
+    """
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, about)
 
 
 def dtype_of(vocabulary_size: int) -> np.dtype:
@@ -180,24 +244,6 @@ def mapped(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
     if not path.stat().st_size:  # an empty file cannot be mapped
         return np.zeros((0, length), dtype)
     return np.memmap(path, dtype, "c").reshape(-1, length)
-
-
-def as_tensor(sequences: np.ndarray) -> tf.Tensor:
-    """Makes a tensor for `tf.gather` inside `tf.data`, without a copy if a file is mapped.
-
-    (TensorFlow's `ImmutableConst` maps a file too, but makes a copy and keeps its memory.)
-
-    Args:
-        sequences: Of shape (sequences, length); for an array of `mapped()`, or its first rows, the
-            tensor is the mapped file.
-
-    Returns:
-        A tensor of that shape and type.
-    """
-    aligned = sequences.flags.c_contiguous and sequences.ctypes.data % 64 == 0
-    if isinstance(sequences, np.memmap) and aligned:
-        return tf.experimental.dlpack.from_dlpack(sequences.__dlpack__())
-    return tf.constant(sequences)
 
 
 def cut_note(

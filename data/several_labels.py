@@ -5,9 +5,8 @@ import math
 import numpy as np
 import scipy.sparse
 
-from data import tfidf
+from data import tfidf, word_pieces
 from data.live_line import Waiting
-from data.word_pieces import special_ids
 
 
 def measure(truth: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
@@ -54,7 +53,7 @@ def baselines(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, floa
     found = {f"most_frequent_{name}": n for name, n in measure(truth, predicted).items()}
     if tfidf.too_many_classes(labels.shape[1]):
         return found
-    every = math.ceil(len(texts) / tfidf.MOST_SENTENCES)
+    every = math.ceil(len(texts) / tfidf.most_sentences(labels.shape[1]))
     texts, labels = texts[::every], labels[::every]
     try:
         features, transform = tfidf.ngram_features(texts, tfidf.MOST_WEIGHTS // labels.shape[1])
@@ -99,13 +98,11 @@ def evidence(inputs: dict[str, np.ndarray], labels: np.ndarray, tokenizer) -> np
     Returns:
         For each label half of the piece's log odds, float64 of shape (vocabulary size, labels).
     """
-    special = special_ids(tokenizer)
-    pieces = [np.setdiff1d(ids, special) for ids in inputs["token_ids"]]
-    ends = np.cumsum([0, *map(len, pieces)])
-    shape = (len(labels), tokenizer.vocabulary_size())
-    present = scipy.sparse.csr_array((np.ones(ends[-1]), np.concatenate(pieces), ends), shape)
-    counts = [1 + present.T @ part for part in (labels.astype(np.float64), 1.0 - labels)]
+    present = word_pieces.presence(inputs["token_ids"], tokenizer)
+    # Sparse: a million sentences with five hundred labels would take 4 GB as numbers.
+    counted = (present.T @ scipy.sparse.csr_array(labels, dtype=np.float64)).toarray(order="C")
+    counts = [1 + counted, 1 + (present.sum(axis=0)[:, np.newaxis] - counted)]
     with_label, without = (np.log(part) - np.log(part.sum(axis=0)) for part in counts)
     odds = (with_label - without) / 2
-    odds[special] = 0
+    odds[word_pieces.special_ids(tokenizer)] = 0
     return odds

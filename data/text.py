@@ -51,11 +51,11 @@ class Lines:
 
     Args:
         sources: Paths, each with the name of a member if it is a zip archive.
-        split: Keeps only the lines that `split_of` puts into this split.
+        split: Keeps only the lines that are drawn into this split.
         start: The first line to read, counted from 0 without empty lines.
         stop: The line after the last one to read; None for all.
         column: Its name in tables and JSON.
-        split_of: Returns the split of a line, by default by its hash.
+        draw: Draws the splits, by default by hashes; shared by the splits of the same sources.
 
     Raises (while iterating):
         DataError: A file is not UTF-8 text, or lacks a field.
@@ -68,29 +68,64 @@ class Lines:
         start: int = 0,
         stop: int | None = None,
         column: str = TEXT,
-        split_of: Callable[[str], str] = split_of,
+        draw: "Draw | None" = None,
     ):
         self.sources, self.split, self.start, self.stop = sources, split, start, stop
-        self.column, self.split_of = column, split_of
+        self.column, self.draw = column, draw or Draw(split_of)
 
     def __iter__(self) -> Iterator[str]:
         return itertools.islice(self._read(), self.start, self.stop)
 
     def _read(self) -> Iterator[str]:
-        for source in self.sources:
-            for where, line in _lines_of(*source, self.column):
-                if "\0" in line:
-                    raise DataError(f"{where}: not UTF-8 text")
-                words = " ".join(line.split())  # indented, it is the same text
-                if words and (self.split is None or self.split_of(words) == self.split):
-                    yield line
+        every = itertools.chain.from_iterable(
+            _lines_of(*source, self.column) for source in self.sources
+        )
+        lines = (line for line in every if line and not line.isspace())
+        return lines if self.split is None else self.draw.of_split(lines, self.split)
 
 
-def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str, str]]:
-    """Yields the lines of a file, without their newlines, and where each is."""
+class Draw:
+    """Draws a split for each line of a text, and remembers it, in a byte.
+
+    A large text is read a dozen times before training begins; only the first time its lines are
+    taken apart and hashed.
+
+    Args:
+        split_of: Returns the split of a line, whose words have single spaces between them:
+            indented, it is the same text.
+    """
+
+    def __init__(self, split_of: Callable[[str], str]):
+        self.split_of = split_of
+        self._drawn: bytes | None = None  # the number of each line's split
+
+    def of_split(self, lines: Iterable[str], split: str) -> Iterator[str]:
+        """Yields the lines of a split.
+
+        Args:
+            lines: All lines, the same each time.
+            split: The split.
+        """
+        number = SPLITS.index(split)
+        if self._drawn is not None:
+            is_wanted = self._drawn.translate(bytes(n == number for n in range(256)))
+            yield from itertools.compress(lines, is_wanted)
+            return
+        drawn = bytearray()
+        for line in lines:
+            drawn.append(SPLITS.index(self.split_of(" ".join(line.split()))))
+            if drawn[-1] == number:
+                yield line
+        self._drawn = bytes(drawn)
+
+
+def _lines_of(path: Path, member: str | None, column: str) -> Iterator[str]:
+    """Yields the lines of a file, without their newlines."""
     if member is None and tables.is_table(path.name):
         for where, (text,) in tables.read_table(path, (column,), hint=HINT):
-            yield from ((where, line) for line in text.split("\n"))
+            if "\0" in text:
+                raise DataError(f"{where}: not UTF-8 text")
+            yield from text.split("\n")
         return
     if member is None and tables.has_objects(path.name):
         for where, row in tables.read_objects(path, (column,)):
@@ -105,9 +140,10 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
                 if isinstance(row, dict) and column in row:
                     about = f"its value is {json.dumps(value, default=repr):.40}"
                 raise DataError(f"{where}: expected a text in the field {column}; {about}{HINT}")
-            if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
-                value = "\0"
-            yield from ((where, line) for line in value.split("\n"))
+            # Half of a surrogate pair is not text either.
+            if "\0" in value or value != value.encode(errors="ignore").decode():
+                raise DataError(f"{where}: not UTF-8 text")
+            yield from value.split("\n")
         return
     with files.open_bytes(path, member) as stream:
         beginning = b""
@@ -120,7 +156,7 @@ def _lines_of(path: Path, member: str | None, column: str) -> Iterator[tuple[str
             except ValueError as error:  # UnicodeDecodeError is one
                 where, hint = f"{path}, line {number}", files.how_to_convert(beginning + raw)
                 raise DataError(f"{where}: not UTF-8 text; {hint}") from error
-            yield f"{path}, line {number}", line
+            yield line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,8 +388,9 @@ def _load_files(
         return split if split in cut else "train"
 
     def drawn_by(split_of: Callable[[str], str]) -> dict[str, Lines]:
+        shared = Draw(split_of)
         return {
-            split: given.get(split) or Lines(sources, split, column=column, split_of=split_of)
+            split: given.get(split) or Lines(sources, split, column=column, draw=shared)
             for split in SPLITS
         }
 

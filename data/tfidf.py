@@ -16,9 +16,12 @@ MOST_NGRAMS = 100_000
 # 2 KB of memory for each sentence of twenty words.
 MOST_SENTENCES = 500_000
 # Number of weights that it fits, one for each n-gram and class: with more than fifty classes it
-# keeps fewer n-grams, and if these were fewer than a thousand there is no such baseline.
+# keeps fewer n-grams, and if these were fewer than five thousand there is no such baseline.
 MOST_WEIGHTS = 5_000_000
-FEWEST_NGRAMS = 1_000
+FEWEST_NGRAMS = 5_000
+# Number of sentences times classes, for each of which a step of the fit computes a number: with
+# more than twenty classes it learns from fewer sentences.
+MOST_OUTPUTS = 10_000_000
 
 
 def baselines(
@@ -33,8 +36,8 @@ def baselines(
     Returns:
         On the test split: `most_frequent_accuracy`, of always predicting the training split's
         most frequent class; `tfidf_accuracy` and `tfidf_macro_f1` (the mean of the classes' F1
-        scores), of logistic regression on TF-IDF of unigrams and bigrams of `MOST_SENTENCES`
-        training sentences at most, evenly spaced; omitted if the training sentences have one class,
+        scores), of logistic regression on TF-IDF of unigrams and bigrams of `most_sentences()`
+        of training at most, evenly spaced; omitted if the training sentences have one class,
         too many (see `too_many_classes`), or no word of two or more letters. All from 0 to 1.
     """
     from sklearn.linear_model import LogisticRegression
@@ -47,7 +50,7 @@ def baselines(
     scores = {"most_frequent_accuracy": most_frequent_accuracy(counts, test_counts)}
     if too_many_classes(len(counts)):
         return scores
-    every = math.ceil(len(sentences) / MOST_SENTENCES)
+    every = math.ceil(len(sentences) / most_sentences(len(counts)))
     try:
         features, transform = ngram_features(sentences[::every], MOST_WEIGHTS // len(counts))
         with Waiting("computing the TF-IDF baseline"), warnings.catch_warnings():
@@ -63,7 +66,7 @@ def baselines(
         "tfidf_accuracy": float(accuracy_score(test_labels, predictions)),
         "tfidf_macro_f1": float(f1_score(test_labels, predictions, average="macro")),
     }
-    last = model.predict_proba(features)[:, -1]
+    last = model.predict_proba(features)[:, -1] if metrics else predictions
     more = {name: _measured(name, test_labels, predictions, last) for name in metrics}
     return scores | {f"tfidf_{name}": value for name, value in more.items() if value is not None}
 
@@ -127,6 +130,11 @@ def ngram_features(sentences: Sequence[str], most: int = MOST_NGRAMS) -> tuple[A
     weigh = make_pipeline(frequent, TfidfTransformer(sublinear_tf=True))
     features = weigh.fit_transform(found, np.zeros(len(sentences)))
     return features, lambda texts: weigh.transform(counter.transform(texts))
+
+
+def most_sentences(classes: int) -> int:
+    """Returns how many training sentences the baseline learns from, at most."""
+    return min(MOST_SENTENCES, MOST_OUTPUTS // classes)
 
 
 def too_many_classes(classes: int) -> bool:

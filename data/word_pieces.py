@@ -16,6 +16,7 @@ from pathlib import Path
 
 import keras_nlp
 import numpy as np
+import scipy.sparse
 import tensorflow as tf
 
 from data import byte_pairs, files
@@ -45,6 +46,7 @@ MOST_WORDS = 1_000_000
 # Characters of text that are counted before they are taken apart: a line without spaces, as of
 # Chinese, is a distinct word until then.
 CHARACTERS_AT_ONCE = 100_000_000
+TEXTS_AT_ONCE = 16_384  # whose pieces are marked
 
 
 def special_ids(tokenizer) -> list[int]:
@@ -105,6 +107,29 @@ def unknown_share(blocks: Iterable[np.ndarray], tokenizer) -> float:
         unknown += int((block == unknown_id).sum())
         tokens += int(np.isin(block, others, invert=True).sum())
     return unknown / max(tokens, 1)
+
+
+def presence(token_ids: np.ndarray, tokenizer) -> scipy.sparse.csr_array:
+    """Marks the pieces that each text has, without special tokens.
+
+    Args:
+        token_ids: Integers of shape (texts, length).
+        tokenizer: Of KerasNLP, of a family with a `MaskedLM`.
+
+    Returns:
+        1 for each piece of a text, otherwise 0; float64 of shape (texts, vocabulary size), the
+        pieces of a text in ascending order.
+    """
+    special, pieces, counts = special_ids(tokenizer), [], [np.zeros(1, np.int64)]
+    for start in range(0, len(token_ids), TEXTS_AT_ONCE):
+        ids = np.sort(token_ids[start : start + TEXTS_AT_ONCE], axis=1)
+        is_first = np.isin(ids, special, invert=True)
+        is_first[:, 1:] &= ids[:, 1:] != ids[:, :-1]
+        pieces.append(ids[is_first])
+        counts.append(is_first.sum(axis=1))
+    columns, ends = np.concatenate(pieces), np.cumsum(np.concatenate(counts))
+    shape = (len(token_ids), tokenizer.vocabulary_size())
+    return scipy.sparse.csr_array((np.ones(len(columns)), columns, ends), shape)
 
 
 def unknown_note(share: float, split: str = "training") -> str | None:

@@ -11,6 +11,7 @@ standard deviation (n seeds); several runs of one seed count as their mean. Copi
 weights are equal, count once ("a = b"). `--png` plots the training loss and the validation metrics.
 """
 
+import collections
 import dataclasses
 import json
 import math
@@ -169,11 +170,13 @@ def tell_data_apart(runs: list[dict]) -> None:
 def names_of(folders: Sequence[Path]) -> dict[Path, str]:
     """Returns the name of each folder, with as many of its parents as tell it from the others."""
     parts = {folder: Path(os.path.abspath(folder)).parts for folder in folders}
+    ends = collections.Counter(
+        own[-count:] for own in set(parts.values()) for count in range(1, len(own) + 1)
+    )
     names = {}
     for folder, own in parts.items():
-        others = [other for other in parts.values() if other != own]
         count = 1
-        while count < len(own) and any(other[-count:] == own[-count:] for other in others):
+        while ends[own[-count:]] > 1:  # the whole path is that of no other folder
             count += 1
         names[folder] = str(Path(*own[-count:]))
     return names

@@ -349,7 +349,7 @@ def main(options: Options) -> dict:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
         known = itertools.chain(drawn, *molecules.values())
-        width = max(len(melting.columns(molecule)) for molecule in known)
+        width = max(len(molecule.column_ids) for molecule in known)
         used = molecules | {"train": molecules["train"] + drawn}
         splits = {name: to_arrays(split, width) for name, split in used.items()}
         train_inputs, train_tm = splits["train"]

@@ -23,6 +23,7 @@ Runs on one device and writes nothing into the run's folder.
 """
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 
@@ -49,6 +50,7 @@ REPLACES = {
     "response_column": ("text_column",),
 }
 MODEL, N_GRAMS = "model", "n-grams"  # the columns of minimal pairs
+MOST_PARTS = 50  # classes or datasets whose metrics are printed; --json has more
 MOST_CLASSES = 12  # of a confusion matrix that is printed; results.json has larger ones
 
 
@@ -183,8 +185,12 @@ def _print(results: dict, options: Options) -> None:
             error = f" ± {results['test_standard_error']:.4f}" if has_error else ""
             print(f"{title + name:24} {value:.4f}{error}")
     for name in ("test_by_class", "test_by_dataset"):
-        if results.get(name):
-            print(f"\n{format_parts(name.removeprefix('test_').replace('_', ' '), results[name])}")
+        parts = results.get(name) or {}
+        shown = dict(itertools.islice(parts.items(), MOST_PARTS))
+        if parts:
+            print(f"\n{format_parts(name.removeprefix('test_').replace('_', ' '), shown)}")
+        if len(parts) > len(shown):
+            print(f"... {len(parts) - len(shown):,} more: --json has all")
     confusion = results.get("test_confusion", {})
     if 0 < len(confusion) <= MOST_CLASSES:
         print(f"\n{format_parts('label, and predicted as', confusion)}")

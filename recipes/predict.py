@@ -30,7 +30,7 @@ from data import files, glue, live_line, tables
 from data.errors import DataError, InputError, is_out_of_memory
 from data.inputs import read_columns, read_inputs
 from distribution.errors import DistributionError
-from training.answer_table import AnswerTable, problems_of_csv
+from training.answer_table import MOST_CLASS_COLUMNS, AnswerTable, problems_of_csv
 from training.command_line import TakesMore, command_line, value_arguments
 from training.errors import OptionsError, RunError
 from training.options import RunOptions, check, flag, option
@@ -199,7 +199,10 @@ def main(options: Options, **more) -> list[list[dict]]:
         chosen["stop"] = [_with_line_breaks(text) for text in options.more["stop"]]
     # All labels that a text has, unless some of them were asked for.
     names_labels = several and not chosen.get("top")
-    table, begun = _answer_table(options, inputs, has_rows, names_labels), 0
+    # Of thousands of classes a file has those alone that an input has, unless all were asked for.
+    is_few = len(run.metadata.get("classes", ())) <= MOST_CLASS_COLUMNS
+    kinds = {"several": names_labels, "class_columns": is_few or chosen.get("top") == 0}
+    table, begun = _answer_table(options, inputs, has_rows, kinds), 0
     answers: list[list[dict]] = []
     refused: list[str] = []
     if table is not None and table.begun:
@@ -208,7 +211,7 @@ def main(options: Options, **more) -> list[list[dict]]:
         refused = [f"input {index + 1}: {error}" for index, error in table.errors()]
         print(f"{options.csv} has {table.begun:,} of {len(inputs):,} rows, the others follow")
     asked = [text for text in inputs[begun:] if text and not isinstance(text, InputError)]
-    if several and chosen.get("top") is None and (options.json or options.csv):
+    if several and is_few and chosen.get("top") is None and (options.json or options.csv):
         chosen["top"] = 0  # probabilities of all labels, not only of those that a text has
     found = _in_parts(run, asked, chosen)
     with table or contextlib.nullcontext():
@@ -264,7 +267,7 @@ def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[A
 
 
 def _answer_table(
-    options: Options, inputs: Sequence[Any], has_rows: bool, names_labels: bool
+    options: Options, inputs: Sequence[Any], has_rows: bool, kinds: dict[str, bool]
 ) -> AnswerTable | None:
     """Returns the table of `--csv`: the rows of a table with its inputs, or one column of inputs.
 
@@ -272,7 +275,7 @@ def _answer_table(
         options: name the CSV, and the table.
         inputs: those to answer.
         has_rows: whether they are the rows of a table.
-        names_labels: whether they have any number of labels, which a column names.
+        kinds: of the answers, see `AnswerTable`.
 
     Raises:
         DataError: the inputs that a recipe's `read_table()` returned are not one per row.
@@ -288,7 +291,7 @@ def _answer_table(
                 f"--csv: read_table() of the recipe returned {len(inputs):,} inputs, expected one "
                 f'for each of the {len(rows):,} rows of {options.file}, "" for none'
             )
-    return AnswerTable(options.csv, header, rows, AT_ONCE, several=names_labels)
+    return AnswerTable(options.csv, header, rows, AT_ONCE, **kinds)
 
 
 def _as_text(text) -> str:

@@ -693,8 +693,9 @@ def baseline_note(data: sentences.Sentences, baseline: dict[str, float]) -> str 
         return f"no TF-IDF baseline: {len(data.classes):,} classes"
     if not {"tfidf_accuracy", "tfidf_micro_f1", "ridge_mae"} & set(baseline):
         return "no TF-IDF baseline: one class, or no word of two or more letters"
-    if len(data.splits["train"][0]) > tfidf.MOST_SENTENCES:
-        return f"the TF-IDF baseline learns from at most {tfidf.MOST_SENTENCES:,} sentences"
+    most = tfidf.most_sentences(len(data.classes) or 1)
+    if len(data.splits["train"][0]) > most:
+        return f"the TF-IDF baseline learns from at most {most:,} sentences"
     return None
 
 
@@ -750,10 +751,14 @@ def predict(
     if not run.metadata.get("several"):
         probabilities = keras.ops.convert_to_numpy(keras.ops.softmax(logits))
         return [top_k(row, classes, 3 if top is None else top) for row in probabilities]
-    answers = [top_k(row, classes, top or 0) for row in scipy.special.expit(logits)]
-    if top is None:
-        answers = [[each for each in row if each["probability"] >= 0.5] for row in answers]
-    return answers
+    probabilities = scipy.special.expit(logits)
+    if top is not None:
+        return [top_k(row, classes, top) for row in probabilities]
+    counts = (probabilities >= 0.5).sum(axis=1)  # there may be thousands of others
+    return [
+        top_k(row, classes, count) if count else []
+        for row, count in zip(probabilities, counts, strict=True)
+    ]
 
 
 def _pair(text: str | tuple[str, str]) -> str:

@@ -13,6 +13,7 @@ from data import files, label_fields, tables
 from data.errors import DataError
 
 CHECKED = 16  # rows of a table that is continued
+MOST_CLASS_COLUMNS = 50  # classes with a column each
 PREFIX = "predicted_"  # before the name of an answer that the rows have too
 
 
@@ -32,6 +33,7 @@ class AnswerTable:
         rows: the values of each row, texts or values of JSON.
         at_once: rows that are written together.
         several: whether an answer has any number of its classes; see `values_of`.
+        class_columns: whether each class has a column; see `values_of`.
 
     Attributes:
         begun: number of rows that the CSV had before.
@@ -49,9 +51,10 @@ class AnswerTable:
         at_once: int,
         *,
         several: bool = False,
+        class_columns: bool = True,
     ):
         self.path, self.header, self.rows = path, list(header), rows
-        self.at_once, self.several = at_once, several
+        self.at_once, self.several, self.class_columns = at_once, several, class_columns
         self._columns: list[str] = []  # names of the answers' values
         self._values: list[dict[str, Any]] = []  # of each row so far
         if path.exists():
@@ -73,7 +76,8 @@ class AnswerTable:
             OSError: the file cannot be written.
             DataError: the file has other answers to the row.
         """
-        values, index = values_of(answers, several=self.several), self.next
+        values = values_of(answers, several=self.several, class_columns=self.class_columns)
+        index = self.next
         self.next += 1
         if index < self.begun:
             if not _are_equal(values, self._values[index]):
@@ -154,7 +158,9 @@ class AnswerTable:
             self._values.append({name: cell for name, cell in answered if cell})
 
 
-def values_of(answers: Sequence[dict], *, several: bool = False) -> dict[str, Any]:
+def values_of(
+    answers: Sequence[dict], *, several: bool = False, class_columns: bool = True
+) -> dict[str, Any]:
     """Returns the values of the answers to an input, by the names of their columns.
 
     A value has its name in the answer; that of a second answer is `name_2`, and so on. Where the
@@ -167,23 +173,27 @@ def values_of(answers: Sequence[dict], *, several: bool = False) -> dict[str, An
         answers: as a recipe's `predict()` returns them, for instance
             `[{"probability": 0.9, "class": "good"}, {"probability": 0.1, "class": "bad"}]`.
         several: whether the classes are several labels: an input has any number of them.
+        class_columns: whether each class has a column. Otherwise a second class is `class_2`, and
+            of several labels there are `labels` alone.
     """
     classes = [answer for answer in answers if "class" in answer]
     names = {str(answer["class"]) for answer in classes}
     by_class = classes if several or 1 < len(classes) == len(names) else []
-    shown_by_class_alone = by_class if several else by_class[1:]
+    apart = by_class if several else by_class[1:] if class_columns else []
+    shown_by_class_alone = {id(answer) for answer in apart}
     found: dict[str, Any] = {}
     if several and classes:
         likely = [str(answer["class"]) for answer in classes if answer.get("probability", 0) >= 0.5]
         found["labels"] = label_fields.as_field(sorted(likely))
     counts: collections.Counter[str] = collections.Counter()
     for answer in answers:
-        if answer in shown_by_class_alone:
+        if id(answer) in shown_by_class_alone:
             continue
         for name, value in answer.items():
             counts[name] += 1
             found[name if counts[name] == 1 else f"{name}_{counts[name]}"] = _plain(value)
-    for answer in sorted(by_class, key=lambda answer: str(answer["class"])):
+    columns = by_class if class_columns else []
+    for answer in sorted(columns, key=lambda answer: str(answer["class"])):
         for name, value in answer.items():
             if name != "class":
                 found[f"{name}_{answer['class']}"] = _plain(value)

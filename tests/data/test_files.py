@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -248,6 +249,24 @@ class TestBuildOnce:
         assert out == "done\n", "the second process must not build"
         assert first.communicate(timeout=60)[0] == "done\n"
         assert sorted(os.listdir(target)) == ["SHA256SUMS", "half", "whole"]
+
+    def test_who_waits_is_told_for_what(self, tmp_path, monkeypatch, caplog):
+        taken = []
+
+        def flock(file, how):
+            taken.append(how)
+            if how & fcntl.LOCK_NB:
+                raise BlockingIOError
+            write_folder(tmp_path / "folder")  # which the other process makes meanwhile
+            files.write_checksums(tmp_path / "folder")
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+        caplog.set_level("INFO", "recipes")
+        files.build_once(tmp_path / "folder", lambda path: 1 / 0, "some tokens")
+        assert taken == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
+        assert caplog.messages == [
+            f"some tokens: waiting for another process, which is making {tmp_path / 'folder'}"
+        ]
 
     def test_what_cannot_be_made_is_a_data_error(self, tmp_path):
         def full(path):

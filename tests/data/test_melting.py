@@ -594,6 +594,32 @@ def test_the_fit_on_nearest_neighbours_has_converged(monkeypatch):
     assert found == pytest.approx(expected, rel=1e-7)
 
 
+def test_neighbours_are_counted_with_the_ends(monkeypatch):
+    monkeypatch.setattr(melting, "HELD_OUT", 20)
+    molecules = [*load(melting.FORMULA, count=5)["test"], shortest()]
+    found = melting.neighbour_features(iter(molecules)).toarray()
+    kinds = melting.COLUMN_IDS**2
+    for molecule, row in zip(molecules, found, strict=True):
+        read = [0, *(melting.column_id(*each) for each in melting.columns(molecule)), 0]
+        assert bytes(read[1:-1]) == molecule.column_ids
+        pairs = collections.Counter(a * melting.COLUMN_IDS + b for a, b in itertools.pairwise(read))
+        expected = np.zeros(kinds)
+        expected[list(pairs)] = list(pairs.values())
+        np.testing.assert_array_equal(row[:kinds], expected)
+        np.testing.assert_allclose(row[kinds : 2 * kinds], 10 * expected / len(read))
+        strands = math.log(molecule.strand_concentration) if molecule.is_duplex else 0
+        about = [len(read), 1 / len(read), molecule.is_duplex, math.log(molecule.sodium), strands]
+        np.testing.assert_allclose(row[2 * kinds :], about)
+
+
+def test_a_molecule_is_read_once(monkeypatch):
+    molecule, read, stock = shortest(), [], melting.columns
+    monkeypatch.setattr(melting, "columns", lambda *a: read.append(a) or stock(*a))
+    melting.encode([molecule])
+    melting.neighbour_features([molecule])
+    assert len(read) == 1
+
+
 def test_baselines_know_only_the_training_split(monkeypatch):
     monkeypatch.setattr(melting, "HELD_OUT", 200)
     splits = load(melting.FORMULA, count=400)

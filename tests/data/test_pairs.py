@@ -57,7 +57,7 @@ def test_a_batch_has_inputs_labels_and_weights(preprocessor):
 def test_splits_are_encoded_once(preprocessor, tmp_path, monkeypatch):
     first = pairs.encode_once({"train": ASKED}, preprocessor, tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(pairs, "encode", None)
+        patch.setattr(pairs, "_encoded_blocks", None)
         again = pairs.encode_once({"train": ASKED}, preprocessor, tmp_path)
     for name, value in first["train"].items():
         np.testing.assert_array_equal(again["train"][name], value)

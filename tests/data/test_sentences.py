@@ -736,7 +736,7 @@ def test_encoded_sentences_come_from_the_cache(tmp_path, tokenizer):
         name: sentences.encode(found, kind(tokenizer, 6)) for name, (found, _) in splits.items()
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sentences, "encode", lambda *_: 1 / 0)
+        patch.setattr(sentences, "_encoded_blocks", lambda *_: 1 / 0)
         cached = sentences.encode_once(splits, kind(tokenizer, 6), tmp_path)
     for split, inputs in expected.items():
         assert cached[split].keys() == made[split].keys() == inputs.keys()

@@ -1,11 +1,15 @@
+import hashlib
+import json
+import resource
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from data import batches, sequences, word_pieces
+from data import arrays, batches, sequences, word_pieces
 from data.errors import DataError
 from data.text import Text
 from data.word_pieces import SpecialTokens
@@ -154,10 +158,28 @@ def test_rows_are_what_was_given_in_as_few_bytes_as_will_do(tmp_path, vocabulary
 @pytest.mark.parametrize("vocabulary_size", [100, 10**6])
 def test_the_tensor_has_the_same_rows(tmp_path, rows, vocabulary_size):
     part = stored(tmp_path, vocabulary_size)[rows]
-    tensor = sequences.as_tensor(part)
+    tensor = arrays.as_tensor(part)
     np.testing.assert_array_equal(tensor, ROWS[rows])
     gathered = tf.data.Dataset.range(len(part)).map(lambda i: tf.gather(tensor, i))
     np.testing.assert_array_equal(list(gathered.as_numpy_iterator()), ROWS[rows])
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_shared"), [(slice(0, 3), True), (slice(1, 4), False), (slice(0, 5, 2), False)]
+)
+def test_the_tensor_of_a_mapped_file_is_no_copy(tmp_path, rows, is_shared):
+    part = stored(tmp_path)[rows]
+    tensor = arrays.as_tensor(part)
+    part[0, 0] = 77
+    assert (tensor.numpy()[0, 0] == 77) == is_shared
+
+
+@pytest.mark.parametrize("change", ["read-only", "byte order", "booleans"])
+def test_what_cannot_be_shared_is_copied(tmp_path, change):
+    kind = {"byte order": ">i4", "booleans": bool}.get(change, np.int32)
+    np.save(tmp_path / "a.npy", ROWS.astype(kind))
+    mapped = np.load(tmp_path / "a.npy", mmap_mode="r" if change == "read-only" else "c")
+    np.testing.assert_array_equal(arrays.as_tensor(mapped), ROWS.astype(kind))
 
 
 @pytest.mark.long
@@ -181,9 +203,71 @@ def memory_of_reading():
         for _ in batches.evaluation_batches(8, 8, lambda i, e: (i, i, tf.ones_like(i))):
             pass  # what TensorFlow needs to begin
         before = anonymous()
-        tensor = sequences.as_tensor(rows)
+        tensor = arrays.as_tensor(rows)
         total = sum(
             int(x[0, 0]) for x, _, _ in batches.evaluation_batches(len(rows), 64, make_batch)
         )
         assert total == -(-len(rows) // 64)
         return anonymous() - before
+
+
+def test_blocks_of_rows_are_one_array(tmp_path):
+    def make():
+        for start in (0, 2, 4):
+            block = ROWS[start : start + 2]
+            yield {"ids": block.astype(np.int32), "last": block[:, -1] % 3 == 0}
+
+    found = sequences.blocks_once(tmp_path, ("rows",), make, len(ROWS))
+    np.testing.assert_array_equal(found["ids"], ROWS)
+    np.testing.assert_array_equal(found["last"], ROWS[:, -1] % 3 == 0)
+    assert found["ids"].dtype == np.int32 and found["last"].dtype == bool
+    again = sequences.blocks_once(tmp_path, ("rows",), lambda: 1 / 0, len(ROWS))
+    np.testing.assert_array_equal(again["ids"], ROWS)
+
+
+def test_one_block_is_in_memory(tmp_path):
+    before = []
+
+    def make():
+        for _ in range(3):
+            assert not any(block() is not None for block in before[:-1])
+            block = np.ones((2, 8), np.int32)
+            before.append(weakref.ref(block))
+            yield {"ids": block}
+            del block
+
+    assert sequences.blocks_once(tmp_path, ("rows",), make, 6)["ids"].sum() == 48
+
+
+def test_arrays_of_any_shape_are_kept(tmp_path):
+    made = {"rows": ROWS.astype(np.uint8), "count": np.asarray(7), "turned": ROWS.T.astype("f4")}
+    for make in (lambda: made, lambda: 1 / 0):
+        found = sequences.arrays_once(tmp_path, ("arrays",), make)
+        for name, array in made.items():
+            np.testing.assert_array_equal(found[name], array)
+            assert found[name].dtype == array.dtype and found[name].shape == array.shape
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_a_full_disk_is_named(tmp_path, in_blocks):
+    rows = {"ids": np.zeros((1000, 100), np.int32)}
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
+    try:
+        with pytest.raises(DataError, match=r"cannot make .* \(File too large\); another cache"):
+            if in_blocks:
+                sequences.blocks_once(tmp_path, ("rows",), lambda: [rows], 1000)
+            else:
+                sequences.arrays_once(tmp_path, ("rows",), lambda: rows)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [path.name[:6] for path in (tmp_path / "sequences").iterdir()] == [".lock-"]
+
+
+@pytest.mark.parametrize("texts", [[], ["a"], ["a", "é\n", 'quoted "b"'], [("a", "b"), ["c", 1]]])
+def test_the_checksum_is_that_of_json(texts):
+    expected = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+    assert sequences.sha256_of(texts) == expected
+    nested = [texts, [], texts]
+    expected = hashlib.sha256(json.dumps(nested).encode()).hexdigest()
+    assert sequences.sha256_of(nested, depth=2) == sequences.sha256_of(nested) == expected

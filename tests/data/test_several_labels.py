@@ -2,7 +2,9 @@
 
 import json
 import re
+import tracemalloc
 
+import keras_nlp
 import numpy as np
 import pyarrow
 import pytest
@@ -12,6 +14,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from data import label_fields, sentences, several_labels
 from data.errors import DataError
+from data.word_pieces import SPECIAL_TOKENS
 
 NAMES = [["sad"], ["funny", "sad"], [], ["funny", "long, slow"]]
 
@@ -293,3 +296,31 @@ def test_baselines():
     assert found["tfidf_macro_f1"] == 3 / 4  # no text has the last label
     wordless = {name: (["a b"] * len(y), y) for name, (_, y) in splits.items()}
     assert not any(name.startswith("tfidf") for name in several_labels.baselines(wordless))
+
+
+def test_evidence_is_half_of_the_log_odds():
+    rng = np.random.default_rng(0)
+    tokenizer = keras_nlp.models.BertTokenizer([*SPECIAL_TOKENS, *"abcdefgh"])
+    ids = rng.integers(0, 13, (40, 6)).astype(np.int32)
+    labels = rng.integers(0, 2, (40, 3)).astype(np.int8)
+    found = several_labels.evidence({"token_ids": ids}, labels, tokenizer)
+    has = np.array([[piece in row for piece in range(13)] for row in ids], float)
+    has[:, :5] = 0
+    with_label, without = 1 + has.T @ labels, 1 + has.T @ (1 - labels)
+    odds = np.log(with_label / with_label.sum(axis=0)) - np.log(without / without.sum(axis=0))
+    odds[:5] = 0
+    np.testing.assert_allclose(found, odds / 2, atol=1e-12)
+
+
+def test_evidence_needs_no_table_of_sentences_and_labels():
+    """As numbers such a table takes eight times the memory of the labels, and twice."""
+    rng = np.random.default_rng(0)
+    tokenizer = keras_nlp.models.BertTokenizer([*SPECIAL_TOKENS, *"abcdefgh"])
+    ids = rng.integers(5, 13, (5000, 6)).astype(np.int32)
+    labels = np.zeros((5000, 400), np.int8)
+    labels[np.arange(5000), np.arange(5000) % 400] = 1
+    tracemalloc.start()
+    several_labels.evidence({"token_ids": ids}, labels, tokenizer)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3 * labels.nbytes

@@ -574,3 +574,24 @@ def test_parquet_without_the_column_names_those_that_it_has(tmp_path):
     assert "expected a text in the field text; found id, body;" in error_of(
         tmp_path / "a.parquet", tmp_path
     )
+
+
+def test_each_line_is_hashed_once(tmp_path, monkeypatch):
+    """A text is read a dozen times before training begins."""
+    (tmp_path / "a.txt").write_text("\n".join([*LINES, "", "  "]))
+    hashed, stock = [], text.split_of
+    monkeypatch.setattr(text, "split_of", lambda line: hashed.append(line) or stock(line))
+    loaded = text.load_text(str(tmp_path / "a.txt"), tmp_path / "cache")
+    hashed.clear()  # those of the first lines, to see that no split is empty
+    found = lines_of(loaded)
+    loaded.repeated_notes()
+    assert hashed == LINES
+    assert found == {split: [line for line in LINES if stock(line) == split] for split in SPLITS}
+
+
+def test_a_pass_that_ends_early_draws_no_splits(tmp_path):
+    draw = text.Draw(lambda line: "train" if line < "c" else "test")
+    assert next(draw.of_split("abcd", "train")) == "a"
+    assert list(draw.of_split("abcd", "test")) == ["c", "d"]
+    assert list(draw.of_split("abcd", "train")) == ["a", "b"]
+    assert not list(draw.of_split("abcd", "valid"))

@@ -6,7 +6,7 @@ import sklearn.feature_selection
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from data import tfidf
+from data import several_labels, tfidf
 
 
 def test_baselines():
@@ -85,3 +85,21 @@ def test_with_many_classes_the_tfidf_baseline_keeps_fewer_ngrams_or_is_left_out(
     monkeypatch.setattr(tfidf, "FEWEST_NGRAMS", 21)
     assert list(tfidf.baselines(splits)) == ["most_frequent_accuracy"]
     assert tfidf.too_many_classes(10)
+
+
+def test_with_many_classes_the_tfidf_baseline_learns_from_fewer_sentences(monkeypatch):
+    """Five thousand classes of half a million sentences were 20 GB of probabilities."""
+    texts = [f"word{n % 10} often" for n in range(100)]
+    labels = np.arange(100, dtype=np.int32) % 10
+    splits = {"train": (texts, labels), "test": (texts, labels)}
+    monkeypatch.setattr(tfidf, "MOST_OUTPUTS", 330)
+    fitted, stock = [], LogisticRegression.fit
+    monkeypatch.setattr(
+        LogisticRegression, "fit", lambda *a: fitted.append(a[1].shape[0]) or stock(*a)
+    )
+    tfidf.baselines(splits)
+    assert fitted == [25]  # each fourth one, since 33 are the most
+    assert tfidf.most_sentences(2) == 165 and tfidf.most_sentences(1) == 330
+    columns = np.eye(10, dtype=np.int8)[labels]
+    several_labels.baselines({name: (texts, columns) for name in splits})
+    assert set(fitted) == {25} and len(fitted) > 1

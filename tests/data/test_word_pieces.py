@@ -330,3 +330,16 @@ def test_byte_pairs_are_shown_as_their_text():
         merges=["x y"], vocabulary={"\u0120caf": 0, "\u00c3\u00a9": 1, "\u00e2": 2, "<s>": 3}
     )
     assert word_pieces.texts_of_pieces(tokenizer) == [" caf", "\u00e9", "\ufffd", "<s>"]
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 100])
+def test_pieces_of_a_text_are_marked_once(monkeypatch, at_once):
+    monkeypatch.setattr(word_pieces, "TEXTS_AT_ONCE", at_once)
+    tokenizer = make_tokenizer([*word_pieces.SPECIAL_TOKENS, *"abcdefgh"])
+    ids = np.random.default_rng(0).integers(0, 13, (40, 6)).astype(np.int32)
+    ids[5] = 0  # no piece
+    found = word_pieces.presence(ids, tokenizer)
+    assert found.shape == (40, 13) and found.dtype == np.float64
+    for row, pieces in zip(ids, np.split(found.indices, found.indptr[1:-1]), strict=True):
+        assert pieces.tolist() == sorted(set(row.tolist()) - set(range(5)))
+    assert set(found.data) == {1.0}

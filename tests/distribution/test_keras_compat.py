@@ -337,7 +337,7 @@ def memory_of_a_mapped_file(folder):
     path = folder / "rows.bin"
     with open(path, "wb") as file:
         file.truncate(2**28)  # holes, which read as zeros
-    table = sequences.as_tensor(sequences.mapped(path, np.dtype(np.int32), 64))
+    table = arrays.as_tensor(sequences.mapped(path, np.dtype(np.int32), 64))
 
     def make_batch(indices, epoch):
         rows = tf.cast(tf.gather(table, indices), "float32")

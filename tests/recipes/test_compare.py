@@ -4,6 +4,7 @@ import copy
 import json
 import statistics
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +121,27 @@ class TestRows:
         assert row["accuracy"] == "0.7000 ± 0.2000 (n=3)"
         one, other = rows(folders[0], run("alone", {"epochs": 3}))
         assert (one["run"], other["run"]) == ("run", "alone")
+
+    def test_names_of_many_folders_are_not_compared_with_one_another(self, monkeypatch):
+        """A thousand runs took a million comparisons, and again for each of their parents."""
+
+        class Parts(tuple):
+            cuts = 0
+
+            def __getitem__(self, where):
+                Parts.cuts += 1
+                return super().__getitem__(where)
+
+        class Counted(type(Path())):
+            @property
+            def parts(self):
+                return Parts(super().parts)
+
+        monkeypatch.setattr(compare, "Path", Counted)
+        folders = [Path(f"/runs/search/{n // 2}/{'ab'[n % 2]}") for n in range(200)]
+        names = compare.names_of(folders)
+        assert names[folders[3]] == "1/b" and len(set(names.values())) == 200
+        assert Parts.cuts < 20 * len(folders)
 
     def test_whatever_changes_the_training_is_no_seed(self, run):
         """As `--max-steps` does, which the options that are shown leave to the plan."""

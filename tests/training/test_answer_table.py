@@ -7,6 +7,7 @@ import resource
 import numpy as np
 import pytest
 
+from data import tables
 from data.errors import DataError
 from training.answer_table import AnswerTable, problems_of_csv, values_of
 
@@ -65,6 +66,50 @@ def test_values_of_several_labels(probabilities, labels):
         "probability_a": 0.5,
     }
     assert values_of([{"error": "too long"}], several=True) == {"error": "too long"}
+
+
+def test_of_many_classes_those_of_an_answer_are_numbered():
+    answers = [{"probability": 0.7, "class": "b"}, {"probability": 0.3, "class": "a"}]
+    assert values_of(answers, class_columns=False) == {
+        "probability": 0.7,
+        "class": "b",
+        "probability_2": 0.3,
+        "class_2": "a",
+    }
+    assert values_of(answers, several=True, class_columns=False) == {"labels": "b"}
+    assert values_of([], several=True, class_columns=False) == {}
+
+
+def test_answers_are_not_compared_with_one_another():
+    """Of five thousand labels that would be twelve million comparisons for a text."""
+
+    class Answer(dict):
+        __hash__ = None
+        compared = 0
+
+        def __eq__(self, other):
+            Answer.compared += 1
+            return super().__eq__(other)
+
+    answers = [Answer({"probability": 0.1, "class": str(n)}) for n in range(100)]
+    assert len(values_of(answers, several=True)) == 101
+    assert len(values_of(answers)) == 102
+    assert not Answer.compared
+
+
+def test_a_table_of_many_classes_is_not_written_again(tmp_path, monkeypatch):
+    """Whenever another class is among the most likely ones, all rows would get one more column."""
+    written, stock = [], tables.write_csv
+    monkeypatch.setattr(tables, "write_csv", lambda *a: written.append(a) or stock(*a))
+    rows = [[str(n)] for n in range(300)]
+    with AnswerTable(tmp_path / "a.csv", ["in"], rows, 10, class_columns=False) as table:
+        for n in range(300):
+            found = [{"probability": 0.5, "class": f"c{n}"}, {"probability": 0.4, "class": f"d{n}"}]
+            table.add(found)
+    assert len(written) == 1
+    header, *lines = read(tmp_path / "a.csv")
+    assert header == ["in", "probability", "class", "probability_2", "class_2"]
+    assert lines[299] == ["299", "0.5", "c299", "0.4", "d299"]
 
 
 def test_rows_are_written_whole_as_they_are_answered(tmp_path):
