@@ -24,7 +24,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
 from data import arrays, masked_lm, word_pieces
@@ -38,7 +37,7 @@ from training.command_line import command_line
 from training.loaded_run import LoadedRun, top_k
 from training.options import HeldOutOptions, TextOptions, option
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -217,11 +216,8 @@ def main(options: Options) -> dict:
             # Trains the weights of the network, whose logits it computes in chunks.
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = fine_tuning.make_optimizer(
-                options, WarmUp(warmup, decay), beta_2=options.beta_2
-            )
+            schedule = make_schedule(options, plan)
+            optimizer = fine_tuning.make_optimizer(options, schedule, beta_2=options.beta_2)
             model.compile(
                 optimizer=optimizer,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -32,7 +32,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.averages import averaged
 from callbacks.steps import StepCallback
@@ -52,7 +51,7 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 log = logging.getLogger("recipes")
 
@@ -271,11 +270,10 @@ def main(options: Options) -> dict:
         # Schedule and loss, under the strategy; the model computes the task's logits in chunks.
         with run.strategy.scope():
             model = decoders.learner(task)
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = make_schedule(options, plan)
             model.compile(
                 optimizer=fine_tuning.make_optimizer(
-                    options, WarmUp(warmup, decay), task, default="adamw" if preset else "muon"
+                    options, schedule, task, default="adamw" if preset else "muon"
                 ),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=[

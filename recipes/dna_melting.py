@@ -30,7 +30,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import outputs_of
@@ -54,7 +53,7 @@ from training.loaded_run import LoadedRun
 from training.options import HeldOutOptions, TransformerOptions, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -384,10 +383,9 @@ def main(options: Options) -> dict:
             model = side_by_side(answering)
             # Tested and saved, not trained.
             melting_model = mean_of_members([mean_of_both_ends(network) for network in networks])
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = make_schedule(options, plan)
             optimizer = fine_tuning.make_optimizer(
-                options, WarmUp(warmup, decay), beta_2=0.98, output_layers=OUTPUT_LAYERS
+                options, schedule, beta_2=0.98, output_layers=OUTPUT_LAYERS
             )
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None

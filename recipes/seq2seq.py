@@ -24,7 +24,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.averages import averaged
 from callbacks.steps import StepCallback
@@ -43,7 +42,7 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 AT_ONCE = 64  # answers
 TOP_K = 40  # tokens that `predict` draws among
@@ -209,13 +208,12 @@ def main(options: Options) -> dict:
             model = build_model(options, tokenizer.vocabulary_size(), preset)
             presets.require_vocabulary(model, tokenizer, asked)
             fine_tuning.freeze(model, options)
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = make_schedule(options, plan)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             if options.label_smoothing:
                 loss = smoothed_cross_entropy(options.label_smoothing)
             model.compile(
-                optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
+                optimizer=fine_tuning.make_optimizer(options, schedule, model),
                 loss=loss,
                 weighted_metrics=[
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),

@@ -408,6 +408,19 @@ class TransformerOptions(SharedOptions):
         "Steps of linear warm-up (default: 200, but at most a tenth of the run).",
         within="[0, 1e9]",
     )
+    lr_schedule: Literal["linear", "cosine", "constant", "wsd"] = option(
+        "linear",
+        "Learning rate after the warm-up: linear and cosine fall until the run ends; constant "
+        "stays at the peak; wsd stays there and falls linearly in the last --lr-decay-steps.",
+    )
+    lr_decay_steps: int | None = option(
+        None,
+        "Last steps, in which --lr-schedule wsd falls (default: a fifth of the run).",
+        within=COUNT,
+    )
+    min_lr_ratio: float = option(
+        0.0, "Learning rate at the end of the run, as a share of the peak.", within="[0, 1]"
+    )
     weight_decay: float = option(
         0.01, "Weight decay; not on biases and layer norms.", within="[0, inf)"
     )
@@ -431,6 +444,10 @@ class TransformerOptions(SharedOptions):
                     f"--warmup-steps {self.warmup_steps}: must be less than --max-steps "
                     f"{self.max_steps}"
                 )
+        if self.lr_decay_steps is not None and self.lr_schedule != "wsd":
+            problems.append("--lr-decay-steps: needs --lr-schedule wsd")
+        if self.min_lr_ratio and self.lr_schedule == "constant":
+            problems.append("--min-lr-ratio: --lr-schedule constant ends at the peak; leave it out")
         return problems
 
 

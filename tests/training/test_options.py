@@ -200,6 +200,8 @@ class TestParse:
             (mnist, "--max_predict_samples 4", ""),
             (mnist, "--fsdp a", ""),  # but for its hyphens it is not much like --seed
             (causal_lm, "--packing", ""),
+            (causal_lm, "--lr_scheduler_type cosine", "; did you mean --lr-schedule?"),
+            (mnist, "--lr_scheduler_type cosine", ""),
             (causal_lm, "--beta 0.1", ""),
             (mnist, "--lora-alpha 16", ""),
             (causal_lm, "--lora_alpha 16", "; did you mean --lora-alpha?"),
