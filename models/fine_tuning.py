@@ -25,9 +25,11 @@ from distribution.keras_compat import adapters, hub_models, optimizers
 def freeze(model: keras.Model, options) -> None:
     """Freezes the backbone (`--freeze-backbone`), or all of it but low-rank adapters.
 
-    `--lora-rank` adds to each attention layer's query and value projections a product of two
-    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685), times `--lora-alpha` /
-    `--lora-rank`. Weights outside the backbone, such as a classifier's head, train in both cases.
+    `--lora-rank` adds to each attention layer's query and value projections, or with `--lora-layers
+    all_linear` to all linear layers of the backbone (Dettmers et al., QLoRA, arXiv 2305.14314,
+    section 4), a product of two trainable matrices of this rank (Hu et al., LoRA, arXiv
+    2106.09685), times `--lora-alpha` / `--lora-rank`. Weights outside the backbone, such as a
+    classifier's head, train in both cases.
 
     A model that is evaluated (`options.evaluation`) has the saved weights, and stays as it is.
 
@@ -36,7 +38,7 @@ def freeze(model: keras.Model, options) -> None:
         options: a recipe's `FineTuningOptions`.
 
     Raises:
-        DataError: the backbone has no attention to adapt.
+        DataError: the backbone has no such layers to adapt.
     """
     if options.evaluation is not None:
         return
@@ -44,17 +46,19 @@ def freeze(model: keras.Model, options) -> None:
         model.backbone.trainable = False
     if options.lora_rank is None:
         return
-    hub_models.enable_lora(model.backbone, options.lora_rank, options.lora_alpha)
+    all_linear = options.lora_layers == "all_linear"
+    hub_models.enable_lora(model.backbone, options.lora_rank, options.lora_alpha, all_linear)
     adapters = False
     for weight in model.backbone.trainable_variables:
         # KerasNLP trains the biases of adapted layers, but does not save them with the adapters.
         weight.trainable = "lora_kernel" in weight.path
         adapters = adapters or weight.trainable
     if not adapters:
+        backbone = type(model.backbone).__name__
         is_causal = isinstance(model, keras_nlp.models.CausalLM)
         raise DataError(
-            f"--lora-rank {options.lora_rank}: {type(model.backbone).__name__} has no attention "
-            "with a query and a value that could be adapted; train all"
+            f"--lora-rank {options.lora_rank}: {backbone} has no attention with a query and a "
+            "value that could be adapted; pass --lora-layers all_linear, or train all"
             + ("" if is_causal else ", or use --freeze-backbone")
         )
 

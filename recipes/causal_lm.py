@@ -123,7 +123,7 @@ class Options(FineTuningOptions, HeldOutOptions):
     )
     freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
     lora_rank: int | None = option(
-        None, "Train low-rank adapters of the attention layers (LoRA) only; 8 is usual."
+        None, "Train low-rank adapters (LoRA, see --lora-layers) only; 8 is usual."
     )
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
     context: Literal["document", "row"] = option(

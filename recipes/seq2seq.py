@@ -90,7 +90,7 @@ class Options(FineTuningOptions, HeldOutOptions):
     )
     freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
     lora_rank: int | None = option(
-        None, "Train low-rank adapters of the attention layers (LoRA) only; 8 is usual."
+        None, "Train low-rank adapters (LoRA, see --lora-layers) only; 8 is usual."
     )
     sequence_length: int = option(64, "Tokens of a prompt; the rest is cut.", within="[4, 1e5]")
     response_length: int = option(

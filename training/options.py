@@ -491,7 +491,7 @@ class FineTuningOptions(TextOptions):
     )
     lora_rank: int | None = option(
         None,
-        "Train low-rank adapters of the attention layers (LoRA) and the head only; 8 is usual.",
+        "Train low-rank adapters (LoRA, see --lora-layers) and the head only; 8 is usual.",
         within="[1, 10000]",
         group="fine-tuning",
     )
@@ -500,6 +500,12 @@ class FineTuningOptions(TextOptions):
         "Multiply the adapters by this number / --lora-rank; twice the rank is usual (default: the "
         "rank, a factor of 1).",
         within="(0, 1e6]",
+        group="fine-tuning",
+    )
+    lora_layers: Literal["query_value", "all_linear"] = option(
+        "query_value",
+        "Layers that get adapters: query_value, the projections of attention to queries and "
+        "values; or all_linear, all linear layers but embeddings and head.",
         group="fine-tuning",
     )
     ema: float | None = option(
@@ -517,6 +523,8 @@ class FineTuningOptions(TextOptions):
             problems.append("--freeze-backbone and --lora-rank: pass only one of them")
         if self.lora_alpha is not None and self.lora_rank is None:
             problems.append("--lora-alpha: scales adapters; pass --lora-rank, too")
+        if self.lora_layers != type(self).lora_layers and self.lora_rank is None:
+            problems.append("--lora-layers: get adapters; pass --lora-rank, too")
         if self.evaluation is None and self.freeze_backbone and self.layer_decay != 1.0:
             problems.append("--freeze-backbone: the head alone is trained; leave out --layer-decay")
         if self.optimizer == "muon" and self.layer_decay != 1.0:

@@ -105,7 +105,7 @@ FINE_TUNED = {
     "tuned": ("text_classification", TUNED | RATES),
     "adapters": ("text_classification", TUNED | ADAPTERS),
     "causal_tuned": ("causal_lm", CAUSAL_TUNED | RATES),
-    "causal_adapters": ("causal_lm", CAUSAL_TUNED | ADAPTERS),
+    "causal_adapters": ("causal_lm", CAUSAL_TUNED | ADAPTERS | dict(lora_layers="all_linear")),
     "muon": (
         "causal_lm",
         TINY_CAUSAL | TOGETHER | dict(optimizer="muon", ema=0.9, context="row"),
