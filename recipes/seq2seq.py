@@ -121,6 +121,13 @@ class Options(FineTuningOptions, HeldOutOptions):
         within="[1, 100]",
         resume="free",
     )
+    no_repeat_ngram_size: int = option(
+        0,
+        "Never write N tokens once more that an answer has; 0 allows them, 3 is usual for "
+        "summaries.",
+        within="[0, 1000]",
+        resume="free",
+    )
     base_learning_rate: float | None = option(
         None,
         "Peak learning rate for one replica (default: 1e-3 from scratch, 5e-5 from a preset, of T5 "
@@ -145,7 +152,7 @@ class Options(FineTuningOptions, HeldOutOptions):
             problems.append("--lora-rank: needs a trained model: pass --preset")
         if self.preset == "auto":
             problems.append("--preset auto: pass scratch, the name of a preset, or its folder")
-        return problems
+        return problems + samplers.repetition_problems(1.0, self.no_repeat_ngram_size)
 
 
 def build_model(
@@ -361,7 +368,7 @@ def answer(
 ) -> list[tuple[str, str, str]]:
     """Returns prompts, their responses, and the model's answers, the likeliest ones."""
     found: list[str] = []
-    sampler = likeliest(options.num_beams)
+    sampler = likeliest(options.num_beams, no_repeat_ngram_size=options.no_repeat_ngram_size)
     with (
         averaged(model),
         live_line(what="answering test prompts", total=len(asked)) as bar,
@@ -373,9 +380,16 @@ def answer(
     return [(*pair, text) for pair, text in zip(asked, found, strict=True)]
 
 
-def likeliest(num_beams: int) -> samplers.Sampler | samplers.BeamSearch:
-    """Returns what chooses the tokens of the likeliest answers."""
-    return samplers.BeamSearch(num_beams) if num_beams > 1 else samplers.Sampler(temperature=0)
+def likeliest(num_beams: int, **repetition) -> samplers.Sampler | samplers.BeamSearch:
+    """Returns what chooses the tokens of the likeliest answers.
+
+    Args:
+        num_beams: beginnings of an answer that are kept.
+        **repetition: see `samplers.Sampler`.
+    """
+    if num_beams > 1:
+        return samplers.BeamSearch(num_beams, **repetition)
+    return samplers.Sampler(temperature=0, **repetition)
 
 
 def compare(answered: Sequence[tuple[str, str, str]]) -> dict[str, float]:
@@ -407,7 +421,8 @@ class Answers(StepCallback):
         super().__init__()
         self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
         self.shown, self.prefix = shown, options.prefix or ""
-        self.sampler = likeliest(options.num_beams)
+        size = options.no_repeat_ngram_size
+        self.sampler = likeliest(options.num_beams, no_repeat_ngram_size=size)
 
     def on_epoch_end(self, epoch, logs=None):
         """Answers and writes."""
@@ -434,6 +449,8 @@ def predict(
     top_p: float = 1.0,
     num_samples: int = 1,
     seed: int = 0,
+    repetition_penalty: float = 1.0,
+    no_repeat_ngram_size: int | None = None,
     stop: tuple[str, ...] = (),
 ) -> list[list[dict]]:
     """Answers prompts, all in one batch; the answer to one does not depend on the others.
@@ -448,6 +465,9 @@ def predict(
         num_samples: answers to each input, with --temperature; the first one is the same with any
             number.
         seed: seed of the sampling.
+        repetition_penalty: lowers the logits of tokens that an answer has; 1.1 to 1.3 are usual.
+        no_repeat_ngram_size: never write N tokens once more that an answer has; 0 allows them
+            (default: the run's number).
         stop: texts before the first of which an answer ends, such as '###' or a line break.
 
     Raises:
@@ -471,14 +491,20 @@ def predict(
         problems.append(
             f"--num-beams {num_beams}: finds a single answer; leave it out to draw --num-samples"
         )
+    size = (
+        run.options.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size
+    )
+    problems += samplers.repetition_problems(repetition_penalty, size)
     if problems:
         raise OptionsError("\n".join(problems))
     if not has_inputs(inputs):
         return []
+    repetition: dict = {"repetition_penalty": repetition_penalty, "no_repeat_ngram_size": size}
     if temperature > 0:
-        sampler = samplers.Sampler(temperature, top_k or None, top_p, seed, num_samples)
+        draws = temperature, top_k or None, top_p, seed, num_samples
+        sampler = samplers.Sampler(*draws, **repetition)
     else:
-        sampler = likeliest(num_beams or run.options.num_beams)
+        sampler = likeliest(num_beams or run.options.num_beams, **repetition)
     task = run.load_model("float32")
     asked = [(run.options.prefix or "") + text for text in inputs]
     answers = encoder_decoders.generate(task, task.preprocessor, asked, sampler, stop)
