@@ -34,6 +34,7 @@ from models import bert, fine_tuning, likelihoods, presets
 from models.chunked_head import chunked_masked_lm, has_tied_logits
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
+from training.errors import OptionsError
 from training.loaded_run import LoadedRun, top_k
 from training.options import HeldOutOptions, TextOptions, option
 from training.run import start_run
@@ -321,18 +322,31 @@ def make_preprocessor(options: Options, preset: str | None, tokenizer):
     return presets.load(keras_nlp.models.MaskedLMPreprocessor, preset, **settings)
 
 
-def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 5) -> list[list[dict]]:
-    """Returns the most likely word pieces for each [MASK] of texts.
+def predict(
+    run: LoadedRun, inputs: Sequence[str], *, top: int = 5, score: bool = False
+) -> list[list[dict]]:
+    """Returns the most likely word pieces for each [MASK] of texts, or how likely texts are.
 
     Args:
         run: a finished run of this recipe.
-        inputs: texts with one [MASK] or more. Special tokens are never predicted.
+        inputs: texts with one [MASK] or more, or texts to score. Special tokens are never
+            predicted.
         top: number of word pieces for each [MASK]; 0 for all.
+        score: return the pseudo-log-likelihood of each text and its perplexity per word piece.
+
+    Raises:
+        OptionsError: `top` beside `score`.
     """
+    if score and top != 5:  # the default
+        raise OptionsError(f"--top {top}: leave it out; --score predicts no word pieces")
     if not has_inputs(inputs):
         return []
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
+    if score:
+        longest = model.preprocessor.sequence_length
+        predicted = [len(pieces) for pieces in likelihoods.encode(tokenizer, inputs, longest)]
+        return likelihoods.as_answers(log_likelihoods(run, inputs), predicted)
     pieces = word_pieces.pieces_of(tokenizer)
     mask_token = pieces[tokenizer.mask_token_id]
     pieces = word_pieces.texts_of_pieces(tokenizer)
