@@ -385,6 +385,12 @@ class HeldOutOptions(SharedOptions):
 class TransformerOptions(SharedOptions):
     """Adds the sizes, the warm-up and the optimizer of a Transformer."""
 
+    epochs: int = option(
+        1,
+        "Passes over the training split; 0 trains nothing: the model is tested and saved as it "
+        "begins, for instance a preset.",
+        within="[0, 1e9]",
+    )
     num_layers: int = option(
         2,
         "Transformer layers of a new model.",
@@ -444,6 +450,13 @@ class TransformerOptions(SharedOptions):
                     f"--warmup-steps {self.warmup_steps}: must be less than --max-steps "
                     f"{self.max_steps}"
                 )
+        if self.epochs == 0:  # no epoch is validated
+            named = ("keep_best", "early_stopping", "reduce_on_plateau")
+            problems += [
+                f"{flag(name)}: leave it out; --epochs 0 trains nothing"
+                for name in named
+                if getattr(self, name) is not None
+            ]
         if self.lr_decay_steps is not None and self.lr_schedule != "wsd":
             problems.append("--lr-decay-steps: needs --lr-schedule wsd")
         if self.min_lr_ratio and self.lr_schedule == "constant":

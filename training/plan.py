@@ -177,7 +177,7 @@ def make_plan(
 
 def _warmup_steps(options, default: int | None, total_steps: int) -> int:
     """Returns the steps of the warm-up, see `make_plan`."""
-    if default is None:
+    if default is None or total_steps == 0:
         return 0
     wanted = getattr(options, "warmup_steps", None)
     if wanted is None:
@@ -196,8 +196,8 @@ def _lr_decay_steps(options, warmup_steps: int, total_steps: int) -> int:
     """
     longest = total_steps - warmup_steps
     wanted = getattr(options, "lr_decay_steps", None)
-    if wanted is None:
-        return min(math.ceil(total_steps / 5), longest)
+    if wanted is None or total_steps == 0:
+        return max(min(math.ceil(total_steps / 5), longest), 1)
     if wanted > longest and options.evaluation is None:
         raise OptionsError(
             f"--lr-decay-steps {wanted}: must be at most the {longest} steps after the warm-up"

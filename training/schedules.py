@@ -13,7 +13,9 @@ def make_schedule(options, plan: Plan) -> LearningRateSchedule:
         options: a `TransformerOptions`, with `lr_schedule` and `min_lr_ratio`.
         plan: the peak rate, and the steps of the warm-up, of the end and of the run.
     """
-    peak, steps = plan.learning_rate, plan.total_steps - plan.warmup_steps
+    # One more than a run without steps has: Keras refuses a schedule of none.
+    steps = max(plan.total_steps - plan.warmup_steps, 1)
+    peak = plan.learning_rate
     smallest = peak * options.min_lr_ratio
     if options.lr_schedule == "cosine":
         schedule = CosineDecay(peak, steps, alpha=options.min_lr_ratio)

@@ -250,6 +250,22 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     assert causal_lm.log_likelihoods(run, many) == pytest.approx([alone[each] for each in many])
 
 
+def test_without_epochs_a_preset_is_tested_as_it_is(finished, tiny_text, tmp_path):
+    folder, results = finished
+    preset = folder / "model"
+    sizes = {name: TINY[name] for name in ("strategy", "sequence_length", "global_batch_size")}
+    options = dict(dataset=str(tiny_text), preset=str(preset), epochs=0, n_grams=False)
+    found = causal_lm.main(causal_lm.Options(**sizes, **options, run_dir=tmp_path / "run"))
+    assert (found["steps"], found["epochs"], found["history"]) == (0, 0, {})
+    assert found["weights_sha256"] == results["weights_sha256"]
+    assert found["test"] == pytest.approx(results["test"], rel=1e-5)
+    run = load_run(tmp_path / "run")
+    answers = causal_lm.predict(run, ["the loss"], temperature=0)
+    assert answers == causal_lm.predict(load_run(folder), ["the loss"], temperature=0)
+    again = evaluate.main(evaluate.Options(run_dir=tmp_path / "run"))
+    assert again["test"] == pytest.approx(results["test"], rel=1e-5)
+
+
 def test_texts_are_scored(finished, tmp_path, command_line):
     folder, results = finished
     run = load_run(folder)

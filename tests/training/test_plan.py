@@ -102,6 +102,11 @@ class TestPlan:
         few = plan(default_warmup=5, warmup_steps=93, evaluation=EvaluationRequest(None))
         assert few.warmup_steps == 92  # Keras refuses a schedule of no steps
 
+    def test_no_epochs_are_no_steps(self):
+        found = plan(epochs=0, default_warmup=5, warmup_steps=5, lr_schedule="wsd")
+        assert (found.total_steps, found.epochs, found.warmup_steps) == (0, 0, 0)
+        assert found.steps_per_epoch == 31
+
     def test_a_decay_at_the_end_is_a_fifth_by_default_and_fits_or_is_refused(self):
         assert plan().lr_decay_steps == 19
         warm = dict(default_warmup=5, warmup_steps=80, lr_schedule="wsd")

@@ -83,6 +83,14 @@ def test_schedules_of_the_options_are_not_rounded_and_are_loaded(name):
     assert keras.ops.convert_to_numpy(schedule(0)) == pytest.approx(0.1, rel=1e-15)
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "wsd"])
+def test_a_run_without_steps_has_a_schedule(name):
+    given = TransformerOptions(epochs=0, lr_schedule=name, lr_decay_steps=5, warmup_steps=5)
+    sizes = dict(replicas=1, examples=2000, batch_size_per_replica=32, warmup_steps=0)
+    plan = make_plan(given, **sizes, base_learning_rate=1.0)
+    assert rates(make_schedule(given, plan), 1) == [1.0]
+
+
 def test_a_rate_is_held():
     np.testing.assert_allclose(rates(Hold(3, to_zero(4)), 8), [1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
 
