@@ -67,7 +67,6 @@ def make_optimizer(
     options,
     schedule,
     model: keras.Model | None = None,
-    beta_2: float = 0.999,
     default: str = "adamw",
     output_layers: str = "logits",
 ):
@@ -78,11 +77,10 @@ def make_optimizer(
     size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2), so both take the same rate.
 
     Args:
-        options: with `optimizer`, `weight_decay` and `clip_norm`; `FineTuningOptions` also have
-            `layer_decay` and `ema`.
+        options: with `optimizer`, `beta_2`, `weight_decay` and `clip_norm`; `FineTuningOptions`
+            also have `layer_decay` and `ema`.
         schedule: learning rate by step.
         model: the task that is trained, for `layer_decay` and the shapes of its kernels.
-        beta_2: decay of AdamW's variance.
         default: "adamw" or "muon", what `--optimizer auto` is.
         output_layers: pattern of their paths; AdamW updates them.
 
@@ -103,7 +101,7 @@ def make_optimizer(
     if (default if options.optimizer == "auto" else options.optimizer) == "muon":
         optimizer = keras.optimizers.Muon(
             schedule,
-            adam_beta_2=beta_2,
+            adam_beta_2=options.beta_2,
             adam_weight_decay=decay,
             exclude_layers=[output_layers],
             **shared,
@@ -111,7 +109,7 @@ def make_optimizer(
         width = getattr(getattr(model, "backbone", None), "hidden_dim", None)
         optimizers.orthogonalize_heads(optimizer, width)
     else:
-        optimizer = keras.optimizers.AdamW(schedule, beta_2=beta_2, **shared)
+        optimizer = keras.optimizers.AdamW(schedule, beta_2=options.beta_2, **shared)
     # Of the variable itself: TensorFlow's names are paths, in which a layer may be called so, too.
     optimizer.exclude_from_weight_decay(var_names=[r"(bias|gamma|beta|scale)[^/]*$"])
     layer_decay = getattr(options, "layer_decay", 1.0)

@@ -98,7 +98,7 @@ class Options(TextOptions, HeldOutOptions):
     base_learning_rate: float | None = option(
         None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
     )
-    beta_2: float = option(0.98, "AdamW's decay of the variance.", within="[0, 1)")
+    beta_2: float = 0.98
     epochs: int = 8
 
     def problems(self) -> list[str]:
@@ -218,7 +218,7 @@ def main(options: Options) -> dict:
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
             schedule = make_schedule(options, plan)
-            optimizer = fine_tuning.make_optimizer(options, schedule, beta_2=options.beta_2)
+            optimizer = fine_tuning.make_optimizer(options, schedule)
             model.compile(
                 optimizer=optimizer,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -104,6 +104,7 @@ class Options(TransformerOptions, HeldOutOptions):
     hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.0, "Dropout of the Transformer.", within="[0, 1)")
     base_learning_rate: float = 2e-3
+    beta_2: float = 0.98
     warmup_steps: int | None = option(
         None, "Steps of linear warm-up (default: 50, but at most a tenth of the run)."
     )
@@ -384,9 +385,7 @@ def main(options: Options) -> dict:
             # Tested and saved, not trained.
             melting_model = mean_of_members([mean_of_both_ends(network) for network in networks])
             schedule = make_schedule(options, plan)
-            optimizer = fine_tuning.make_optimizer(
-                options, schedule, beta_2=0.98, output_layers=OUTPUT_LAYERS
-            )
+            optimizer = fine_tuning.make_optimizer(options, schedule, output_layers=OUTPUT_LAYERS)
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None
             metrics: list | dict = [

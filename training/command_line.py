@@ -239,6 +239,7 @@ NAMES_ELSEWHERE = {
     "--logging-steps": "--log-every",
     "--torch-compile": "--jit",
     "--optim": "--optimizer",
+    "--adam-beta2": "--beta-2",
     "--warmup-ratio": "--warmup-steps",
     "--lr-scheduler-type": "--lr-schedule",
     "--lr-scheduler": "--lr-schedule",
@@ -251,7 +252,6 @@ NAMES_ELSEWHERE = {
     **dict.fromkeys(
         (
             "--adam-beta1",
-            "--adam-beta2",
             "--adam-epsilon",
             "--assistant-only-loss",
             "--beta",

@@ -435,6 +435,11 @@ class TransformerOptions(SharedOptions):
         "Optimizer; muon uses Muon for the kernels of attention (head by head) and feed-forward "
         "layers, and AdamW for the rest.",
     )
+    beta_2: float = option(
+        0.999,
+        "AdamW's decay of the variance; 0.95 is usual for large language models.",
+        within="[0, 1)",
+    )
 
     def problems(self) -> list[str]:
         """Returns a line for each pair of options that do not work together."""

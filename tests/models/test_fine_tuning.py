@@ -14,6 +14,7 @@ PLAIN = dict(
     evaluation=None,
     optimizer="adamw",
     weight_decay=0.0,
+    beta_2=0.999,
     clip_norm=None,
     layer_decay=1.0,
     freeze_backbone=False,
@@ -180,6 +181,12 @@ class TestLayerDecay:
         optimizer.apply([np.zeros(1, np.float32)] * 3, [high, low, bias])
         found = [float(v.numpy()[0]) for v in (high, low, bias)]
         assert found == pytest.approx([1 - 0.001, 1 - 0.0005, 1], abs=1e-7)
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+    def test_the_variance_decays_as_asked_for(self, optimizer):
+        given = options(optimizer=optimizer, beta_2=0.95)
+        found = fine_tuning.make_optimizer(given, 0.01, task())
+        assert getattr(found, "adam_beta_2" if optimizer == "muon" else "beta_2") == 0.95
 
     def test_without_it_the_optimizer_is_keras_own(self):
         model = task()

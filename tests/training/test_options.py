@@ -200,6 +200,7 @@ class TestParse:
             (mnist, "--max_predict_samples 4", ""),
             (mnist, "--fsdp a", ""),  # but for its hyphens it is not much like --seed
             (causal_lm, "--packing", ""),
+            (causal_lm, "--adam_beta2 0.95", "; did you mean --beta-2?"),
             (causal_lm, "--lr_scheduler_type cosine", "; did you mean --lr-schedule?"),
             (mnist, "--lr_scheduler_type cosine", ""),
             (causal_lm, "--beta 0.1", ""),
