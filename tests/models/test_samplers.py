@@ -157,6 +157,8 @@ def test_a_penalty_lowers_the_tokens_that_a_text_has():
     # 2 has 2.5 after it was written, then 3 has 2.
     assert greedy(logits, [[0]], repetition_penalty=2.0) == [[0, 2, 3, 2, 2, 2, 2, 2]]
     assert greedy(logits, [[2]], repetition_penalty=2.0)[0][:3] == [2, 3, 2], "of the prompt, too"
+    # The zeros behind it are padding.
+    assert greedy([5.0, -5.0, 1.0, 4.0], [[2]], repetition_penalty=2.0)[0][:3] == [2, 0, 3]
     # Negative ones are multiplied.
     assert greedy([-9.0, -5.0, -1.0, -1.5, -4.0], [[2]], repetition_penalty=2.0)[0][1] == 3
 
