@@ -24,7 +24,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
 from data import arrays, masked_lm, word_pieces
@@ -35,10 +34,11 @@ from models import bert, fine_tuning, likelihoods, presets
 from models.chunked_head import chunked_masked_lm, has_tied_logits
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
+from training.errors import OptionsError
 from training.loaded_run import LoadedRun, top_k
 from training.options import HeldOutOptions, TextOptions, option
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -98,7 +98,7 @@ class Options(TextOptions, HeldOutOptions):
     base_learning_rate: float | None = option(
         None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
     )
-    beta_2: float = option(0.98, "AdamW's decay of the variance.", within="[0, 1)")
+    beta_2: float = 0.98
     epochs: int = 8
 
     def problems(self) -> list[str]:
@@ -217,11 +217,8 @@ def main(options: Options) -> dict:
             # The same weights with logits in chunks: `model` trains, `network` is saved.
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = fine_tuning.make_optimizer(
-                options, WarmUp(warmup, decay), beta_2=options.beta_2
-            )
+            schedule = make_schedule(options, plan)
+            optimizer = fine_tuning.make_optimizer(options, schedule)
             model.compile(
                 optimizer=optimizer,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -325,18 +322,31 @@ def make_preprocessor(options: Options, preset: str | None, tokenizer):
     return presets.load(keras_nlp.models.MaskedLMPreprocessor, preset, **settings)
 
 
-def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 5) -> list[list[dict]]:
-    """Returns the most likely word pieces for each [MASK] of texts.
+def predict(
+    run: LoadedRun, inputs: Sequence[str], *, top: int = 5, score: bool = False
+) -> list[list[dict]]:
+    """Returns the most likely word pieces for each [MASK] of texts, or how likely texts are.
 
     Args:
         run: a finished run of this recipe.
-        inputs: texts with one [MASK] or more. Special tokens are never predicted.
+        inputs: texts with one [MASK] or more, or texts to score. Special tokens are never
+            predicted.
         top: number of word pieces for each [MASK]; 0 for all.
+        score: return the pseudo-log-likelihood of each text and its perplexity per word piece.
+
+    Raises:
+        OptionsError: `top` beside `score`.
     """
+    if score and top != 5:  # the default
+        raise OptionsError(f"--top {top}: leave it out; --score predicts no word pieces")
     if not has_inputs(inputs):
         return []
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
+    if score:
+        longest = model.preprocessor.sequence_length
+        predicted = [len(pieces) for pieces in likelihoods.encode(tokenizer, inputs, longest)]
+        return likelihoods.as_answers(log_likelihoods(run, inputs), predicted)
     pieces = word_pieces.pieces_of(tokenizer)
     mask_token = pieces[tokenizer.mask_token_id]
     pieces = word_pieces.texts_of_pieces(tokenizer)

@@ -32,7 +32,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.generated import GeneratedTexts
 from callbacks.tensorboard import escape
@@ -60,7 +59,7 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 log = logging.getLogger("recipes")
 
@@ -132,7 +131,7 @@ class Options(FineTuningOptions, HeldOutOptions):
     )
     freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
     lora_rank: int | None = option(
-        None, "Train low-rank adapters of the attention layers (LoRA) only; 8 is usual."
+        None, "Train low-rank adapters (LoRA, see --lora-layers) only; 8 is usual."
     )
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
     context: Literal["document", "row"] = option(
@@ -280,11 +279,10 @@ def main(options: Options) -> dict:
             # The same weights, with the documents of a row kept apart, and the logits computed in
             # chunks: `model` trains, `task` is saved.
             model = decoders.learner(task)
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = make_schedule(options, plan)
             model.compile(
                 optimizer=fine_tuning.make_optimizer(
-                    options, WarmUp(warmup, decay), task, default="adamw" if preset else "muon"
+                    options, schedule, task, default="adamw" if preset else "muon"
                 ),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                 weighted_metrics=[  # padding and prompts have weight 0
@@ -590,7 +588,10 @@ def predict(
     top_p: float = 1.0,
     num_samples: int = 1,
     seed: int = 0,
+    repetition_penalty: float = 1.0,
+    no_repeat_ngram_size: int = 0,
     stop: tuple[str, ...] = (),
+    score: bool = False,
 ) -> list[list[dict]]:
     """Continues texts, or answers prompts, all in one batch.
 
@@ -606,12 +607,24 @@ def predict(
         top_p: sample among the most likely tokens whose probabilities add up to P.
         num_samples: continuations of each input; the first one is the same with any number.
         seed: seed of the sampling.
+        repetition_penalty: lowers the logits of tokens that a text has, its input included; 1.1 to
+            1.3 are usual.
+        no_repeat_ngram_size: never write N tokens once more that a text has, its input included; 0
+            allows them.
         stop: texts before the first of which a continuation ends, such as '###' or a line break.
+        score: write nothing: return the log-likelihood of each text and its perplexity per token.
 
     Raises:
         OptionsError: a value is out of range.
     """
+    if score:
+        written: list = [max_length, temperature, top_k, top_p, num_samples, seed]
+        written += [repetition_penalty, no_repeat_ngram_size, len(stop)]
+        if written != [0, 1.0, 40, 1.0, 1, 0, 1.0, 0, 0]:  # the defaults
+            raise OptionsError("--score: writes nothing; leave out the options of what is written")
+        return scores(run, inputs)
     problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
+    problems += samplers.repetition_problems(repetition_penalty, no_repeat_ngram_size)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
     if max_length < 0 or max_length == 1:
@@ -623,17 +636,52 @@ def predict(
     task = run.load_model("float32")
     template = run.metadata["template"]
     begun = inputs if template is None else read_each(prompts.of_input, inputs)
+    sampler = samplers.Sampler(
+        temperature,
+        top_k or None,
+        top_p,
+        seed,
+        num_samples,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+    )
     texts = decoders.generate(
         task,
         task.preprocessor,
         begun,
         max_length=max_length or task.preprocessor.sequence_length,
-        sampler=samplers.Sampler(temperature, top_k or None, top_p, seed, num_samples),
+        sampler=sampler,
         strip_prompt=template is not None,
         template=template and Template(template, task.preprocessor.tokenizer),
         stop=stop,
     )
     return samplers.by_prompt(texts, num_samples)
+
+
+def scores(run: LoadedRun, texts: Sequence[str]) -> list[list[dict]]:
+    """Returns the log-likelihood, the number of tokens and the perplexity of each text.
+
+    Args:
+        run: a finished run of this recipe on text.
+        texts: as in `log_likelihoods`.
+
+    Raises:
+        OptionsError: the run learned prompts and responses.
+    """
+    if run.metadata["template"] is not None:
+        raise OptionsError(
+            "--score: the run learned responses to prompts; recipes.evaluate RUN --test-file FILE "
+            "has their cross-entropy"
+        )
+    if not has_inputs(texts):
+        return []
+    preprocessor = run.load_model("float32").preprocessor
+    encoded = likelihoods.encode_beginnings(
+        preprocessor.tokenizer, texts, preprocessor.sequence_length
+    )
+    # The first token is given: the one that starts a document, where the family has one.
+    predicted = [len(ids) - 1 for ids in encoded]
+    return likelihoods.as_answers(log_likelihoods(run, texts), predicted)
 
 
 def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:

@@ -31,7 +31,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import outputs_of
@@ -55,7 +54,7 @@ from training.loaded_run import LoadedRun
 from training.options import HeldOutOptions, TransformerOptions, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -106,6 +105,7 @@ class Options(TransformerOptions, HeldOutOptions):
     hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.0, "Dropout of the Transformer.", within="[0, 1)")
     base_learning_rate: float = 2e-3
+    beta_2: float = 0.98
     warmup_steps: int | None = option(
         None, "Steps of linear warm-up (default: 50, but at most a tenth of the run)."
     )
@@ -389,11 +389,8 @@ def main(options: Options) -> dict:
             model = side_by_side(answering)
             # Tested and saved, not trained.
             melting_model = mean_of_members([mean_of_both_ends(network) for network in networks])
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = fine_tuning.make_optimizer(
-                options, WarmUp(warmup, decay), beta_2=0.98, output_layers=OUTPUT_LAYERS
-            )
+            schedule = make_schedule(options, plan)
+            optimizer = fine_tuning.make_optimizer(options, schedule, output_layers=OUTPUT_LAYERS)
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None
             metrics: list | dict = [

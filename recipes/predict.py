@@ -386,6 +386,8 @@ def format_value(name: str, value) -> str:
         return f"± {value:.1f}"
     if name == "piece":
         return f'"{value}"'
+    if name == "tokens":
+        return f"{value:,} tokens"
     if not isinstance(value, float):
         return str(value)
     if name == "°C":

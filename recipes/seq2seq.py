@@ -27,7 +27,6 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.averages import averaged
 from callbacks.generated import GeneratedTexts
@@ -55,7 +54,7 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 AT_ONCE = 64  # answers
 TOP_K = 40  # tokens that `predict` draws among
@@ -103,7 +102,7 @@ class Options(FineTuningOptions, HeldOutOptions):
     )
     freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
     lora_rank: int | None = option(
-        None, "Train low-rank adapters of the attention layers (LoRA) only; 8 is usual."
+        None, "Train low-rank adapters (LoRA, see --lora-layers) only; 8 is usual."
     )
     sequence_length: int = option(64, "Tokens of a prompt; the rest is cut.", within="[4, 1e5]")
     response_length: int = option(
@@ -134,6 +133,13 @@ class Options(FineTuningOptions, HeldOutOptions):
         within="[1, 100]",
         resume="free",
     )
+    no_repeat_ngram_size: int = option(
+        0,
+        "Never write N tokens once more that an answer has; 0 allows them, 3 is usual for "
+        "summaries.",
+        within="[0, 1000]",
+        resume="free",
+    )
     base_learning_rate: float | None = option(
         None,
         "Peak learning rate for one replica (default: 1e-3 from scratch, 5e-5 from a preset, of T5 "
@@ -156,7 +162,7 @@ class Options(FineTuningOptions, HeldOutOptions):
             problems.append("--freeze-backbone: leaves nothing to train; use --lora-rank")
         if self.lora_rank is not None and self.preset == "scratch":
             problems.append("--lora-rank: needs a trained model: pass --preset")
-        return problems
+        return problems + samplers.repetition_problems(1.0, self.no_repeat_ngram_size)
 
 
 def build_model(
@@ -219,13 +225,12 @@ def main(options: Options) -> dict:
             model = build_model(options, tokenizer.vocabulary_size(), preset)
             run.note(presets.check_vocabulary(model, tokenizer, str(preset)))
             fine_tuning.freeze(model, options)
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = make_schedule(options, plan)
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             if options.label_smoothing:
                 loss = smoothed_cross_entropy(options.label_smoothing)
             model.compile(
-                optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
+                optimizer=fine_tuning.make_optimizer(options, schedule, model),
                 loss=loss,
                 weighted_metrics=[  # padding has weight 0
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
@@ -380,7 +385,7 @@ def answer(
     """Returns prompts, their responses, and the model's answers, the likeliest ones."""
     inputs = [(options.prefix or "") + prompt for prompt, _ in examples]
     answers: list[str] = []
-    sampler = likeliest(options.num_beams)
+    sampler = likeliest(options.num_beams, no_repeat_ngram_size=options.no_repeat_ngram_size)
     with (
         averaged(model),
         live_line(what="answering test prompts", total=len(inputs)) as bar,
@@ -392,9 +397,16 @@ def answer(
     return [(*example, answer) for example, answer in zip(examples, answers, strict=True)]
 
 
-def likeliest(num_beams: int) -> samplers.Sampler | samplers.BeamSearch:
-    """Returns what chooses the tokens of the likeliest answers."""
-    return samplers.BeamSearch(num_beams) if num_beams > 1 else samplers.Sampler(temperature=0)
+def likeliest(num_beams: int, **repetition) -> samplers.Sampler | samplers.BeamSearch:
+    """Returns what chooses the tokens of the likeliest answers.
+
+    Args:
+        num_beams: beginnings of an answer that are kept.
+        **repetition: see `samplers.Sampler`.
+    """
+    if num_beams > 1:
+        return samplers.BeamSearch(num_beams, **repetition)
+    return samplers.Sampler(temperature=0, **repetition)
 
 
 def compare(answered: Sequence[tuple[str, str, str]]) -> dict[str, float]:
@@ -427,7 +439,7 @@ def shown_answers(
 ) -> list[str]:
     """Answers prompts for TensorBoard; returns Markdown with the responses in brackets."""
     inputs = [(options.prefix or "") + prompt for prompt, _ in examples]
-    sampler = likeliest(options.num_beams)
+    sampler = likeliest(options.num_beams, no_repeat_ngram_size=options.no_repeat_ngram_size)
     answers = encoder_decoders.generate(model, preprocessor, inputs, sampler)
     return [
         f"**{escape(prompt)}** {escape(text)} *({escape(response)})*"
@@ -445,6 +457,8 @@ def predict(
     top_p: float = 1.0,
     num_samples: int = 1,
     seed: int = 0,
+    repetition_penalty: float = 1.0,
+    no_repeat_ngram_size: int | None = None,
     stop: tuple[str, ...] = (),
 ) -> list[list[dict]]:
     """Answers prompts, all in one batch; the answer to one does not depend on the others.
@@ -459,6 +473,9 @@ def predict(
         num_samples: answers to each input, with --temperature; the first one is the same with any
             number.
         seed: seed of the sampling.
+        repetition_penalty: lowers the logits of tokens that an answer has; 1.1 to 1.3 are usual.
+        no_repeat_ngram_size: never write N tokens once more that an answer has; 0 allows them
+            (default: the run's number).
         stop: texts before the first of which an answer ends, such as '###' or a line break.
 
     Raises:
@@ -482,14 +499,20 @@ def predict(
         problems.append(
             f"--num-beams {num_beams}: finds a single answer; leave it out to draw --num-samples"
         )
+    size = (
+        run.options.no_repeat_ngram_size if no_repeat_ngram_size is None else no_repeat_ngram_size
+    )
+    problems += samplers.repetition_problems(repetition_penalty, size)
     if problems:
         raise OptionsError("\n".join(problems))
     if not has_inputs(inputs):
         return []
+    repetition: dict = {"repetition_penalty": repetition_penalty, "no_repeat_ngram_size": size}
     if temperature > 0:
-        sampler = samplers.Sampler(temperature, top_k or None, top_p, seed, num_samples)
+        draws = temperature, top_k or None, top_p, seed, num_samples
+        sampler = samplers.Sampler(*draws, **repetition)
     else:
-        sampler = likeliest(num_beams or run.options.num_beams)
+        sampler = likeliest(num_beams or run.options.num_beams, **repetition)
     task = run.load_model("float32")
     prompted = [(run.options.prefix or "") + text for text in inputs]
     answers = encoder_decoders.generate(task, task.preprocessor, prompted, sampler, stop)

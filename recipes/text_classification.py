@@ -27,7 +27,6 @@ import keras_nlp
 import numpy as np
 import scipy.special
 import tensorflow as tf
-from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
@@ -50,7 +49,7 @@ from training.loaded_run import LoadedRun, top_k
 from training.options import FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import make_schedule
 
 EXAMPLE_LENGTH = 60  # characters of a sentence in the printed `predict` command
 
@@ -299,11 +298,10 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             model = make_model(options, run, kind, preset, inputs["train"], tokenizer)
             fine_tuning.freeze(model, options)
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            schedule = make_schedule(options, plan)
             metrics = kind.metrics()
             model.compile(
-                optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
+                optimizer=fine_tuning.make_optimizer(options, schedule, model),
                 loss=kind.loss(options.label_smoothing),
                 loss_weights=kind.loss_weights(),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch

@@ -1,10 +1,36 @@
-"""Learning rate schedules that keras.optimizers.schedules lacks."""
+"""Learning rate schedules: that of the options, and those that keras.optimizers.schedules lacks."""
 
 import keras
+from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, PolynomialDecay
+
+from training.plan import Plan
+
+
+def make_schedule(options, plan: Plan) -> LearningRateSchedule:
+    """Makes the learning rate of each step: a linear warm-up, then the schedule of the options.
+
+    Args:
+        options: a `TransformerOptions`, with `lr_schedule` and `min_lr_ratio`.
+        plan: the peak rate, and the steps of the warm-up, of the end and of the run.
+    """
+    # One more than a run without steps has: Keras refuses a schedule of none.
+    steps = max(plan.total_steps - plan.warmup_steps, 1)
+    peak = plan.learning_rate
+    smallest = peak * options.min_lr_ratio
+    if options.lr_schedule == "cosine":
+        schedule = CosineDecay(peak, steps, alpha=options.min_lr_ratio)
+    elif options.lr_schedule == "constant":
+        schedule = PolynomialDecay(peak, steps, end_learning_rate=peak)
+    elif options.lr_schedule == "wsd":  # warm-up, stable, decay
+        decay = PolynomialDecay(peak, plan.lr_decay_steps, end_learning_rate=smallest)
+        schedule = Hold(steps - plan.lr_decay_steps, decay)
+    else:
+        schedule = PolynomialDecay(peak, steps, end_learning_rate=smallest)
+    return WarmUp(plan.warmup_steps, schedule)
 
 
 @keras.saving.register_keras_serializable("keras_recipes")
-class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+class WarmUp(LearningRateSchedule):
     """Grows linearly to the initial rate of another schedule, then follows it.
 
     Args:
@@ -37,3 +63,31 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         """Builds the schedule from the return value of `get_config()`."""
         after = keras.saving.deserialize_keras_object(config["after"])
         return cls(config["warmup_steps"], after)
+
+
+@keras.saving.register_keras_serializable("keras_recipes")
+class Hold(LearningRateSchedule):
+    """Keeps the initial rate of another schedule for some steps, then follows it.
+
+    Args:
+        steps: steps with that rate.
+        after: schedule that starts, at its step 0, after them.
+    """
+
+    def __init__(self, steps: int, after):
+        self.steps = steps
+        self.after = after
+
+    def __call__(self, step):
+        """Returns the learning rate of a step, counted from 0; scalar."""
+        step = keras.ops.cast(step, keras.config.floatx())
+        return self.after(keras.ops.maximum(step - self.steps, 0.0))
+
+    def get_config(self):
+        """Returns the arguments of the constructor, as JSON values."""
+        return {"steps": self.steps, "after": keras.saving.serialize_keras_object(self.after)}
+
+    @classmethod
+    def from_config(cls, config):
+        """Builds the schedule from the return value of `get_config()`."""
+        return cls(config["steps"], keras.saving.deserialize_keras_object(config["after"]))

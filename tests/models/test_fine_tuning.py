@@ -14,11 +14,13 @@ PLAIN = dict(
     evaluation=None,
     optimizer="adamw",
     weight_decay=0.0,
+    beta_2=0.999,
     clip_norm=None,
     layer_decay=1.0,
     freeze_backbone=False,
     lora_rank=None,
     lora_alpha=None,
+    lora_layers="query_value",
     ema=None,
 )
 SIZES = dict(vocabulary_size=20, num_layers=2, hidden_dim=8, intermediate_dim=16, dropout=0.0)
@@ -179,6 +181,12 @@ class TestLayerDecay:
         optimizer.apply([np.zeros(1, np.float32)] * 3, [high, low, bias])
         found = [float(v.numpy()[0]) for v in (high, low, bias)]
         assert found == pytest.approx([1 - 0.001, 1 - 0.0005, 1], abs=1e-7)
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+    def test_the_variance_decays_as_asked_for(self, optimizer):
+        given = options(optimizer=optimizer, beta_2=0.95)
+        found = fine_tuning.make_optimizer(given, 0.01, task())
+        assert getattr(found, "adam_beta_2" if optimizer == "muon" else "beta_2") == 0.95
 
     def test_without_it_the_optimizer_is_keras_own(self):
         model = task()
@@ -341,15 +349,46 @@ class TestAdapters:
         with pytest.raises(DataError, match="the preset's weights have changed"):
             again.load_weights(tmp_path / "model.weights.h5")
 
+    def test_all_linear_layers_are_adapted(self):
+        model, before = trained(options(lora_rank=2, lora_layers="all_linear"))
+        adapted = {v.path.split("/")[-2] for v in model.backbone.trainable_variables}
+        assert adapted == {
+            *("query", "key", "value", "attention_output", "pooled_dense"),
+            *("feedforward_intermediate_dense", "feedforward_output_dense"),
+        }
+        moved = {p for p, v in values(model).items() if p in before and (v != before[p]).any()}
+        assert all("lora" in p or p.startswith("logits") for p in moved)
+        added = sum("lora_kernel_a" in v.path for v in model.trainable_variables)
+        assert added == 2 * 6 + 1  # two layers of six, and the pooler
+
+    def test_linear_layers_without_attention_are_adapted(self):
+        model = task("FNet")
+        fine_tuning.freeze(model, options(lora_rank=2, lora_layers="all_linear"))
+        assert any("lora_kernel_a" in v.path for v in model.backbone.trainable_variables)
+
+    @pytest.mark.parametrize("family", ["Llama", "GPT2", "Gemma", "GPTNeoX", "SmolLM3"])
+    def test_all_linear_layers_of_a_decoder_are_adapted(self, family):
+        """But the embeddings, and the head that KerasHub keeps with them."""
+        model = causal_presets.make_task(family)
+        kernels = {
+            v.path
+            for v in model.backbone.trainable_variables
+            if v.path.endswith("kernel") and "embedding" not in v.path
+        }
+        fine_tuning.freeze(model, options(lora_rank=2, lora_layers="all_linear"))
+        adapted = [v.path for v in model.trainable_variables if v.path.endswith("lora_kernel_a")]
+        assert {path.replace("lora_kernel_a", "kernel") for path in adapted} == kernels
+
     def test_no_attention_no_adapter(self, monkeypatch):
-        with pytest.raises(DataError, match="--lora-rank 2: FNetBackbone has no attention"):
+        expected = "FNetBackbone has no attention .*; pass --lora-layers all_linear, or train all,"
+        with pytest.raises(DataError, match=expected):
             fine_tuning.freeze(task("FNet"), options(lora_rank=2))
 
-        def enable_lora(backbone, rank, alpha):
+        def enable_lora(backbone, rank, alpha, all_linear):
             backbone.trainable = False
 
         monkeypatch.setattr(fine_tuning.hub_models, "enable_lora", enable_lora)
-        with pytest.raises(DataError, match="could be adapted; train all$"):
+        with pytest.raises(DataError, match="; pass --lora-layers all_linear, or train all$"):
             fine_tuning.freeze(causal_presets.make_task("GPT2"), options(lora_rank=2))
 
     @pytest.mark.parametrize(
