@@ -24,6 +24,7 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.predictions import MaskedSamples
 from data import arrays, masked_lm, word_pieces
@@ -38,7 +39,7 @@ from training.errors import OptionsError
 from training.loaded_run import LoadedRun, top_k
 from training.options import HeldOutOptions, TextOptions, option
 from training.run import start_run
-from training.schedules import make_schedule
+from training.schedules import WarmUp, reshaped
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -217,7 +218,9 @@ def main(options: Options) -> dict:
             # The same weights with logits in chunks: `model` trains, `network` is saved.
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
-            schedule = make_schedule(options, plan)
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             optimizer = fine_tuning.make_optimizer(options, schedule)
             model.compile(
                 optimizer=optimizer,

@@ -32,6 +32,7 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.generated import GeneratedTexts
 from callbacks.tensorboard import escape
@@ -59,7 +60,7 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import make_schedule
+from training.schedules import WarmUp, reshaped
 
 log = logging.getLogger("recipes")
 
@@ -279,7 +280,9 @@ def main(options: Options) -> dict:
             # The same weights, with the documents of a row kept apart, and the logits computed in
             # chunks: `model` trains, `task` is saved.
             model = decoders.learner(task)
-            schedule = make_schedule(options, plan)
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             model.compile(
                 optimizer=fine_tuning.make_optimizer(
                     options, schedule, task, default="adamw" if preset else "muon"

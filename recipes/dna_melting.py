@@ -31,6 +31,7 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.pictures import RegressionSummaries
 from callbacks.predictions import outputs_of
@@ -54,7 +55,7 @@ from training.loaded_run import LoadedRun
 from training.options import HeldOutOptions, TransformerOptions, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import make_schedule
+from training.schedules import WarmUp, reshaped
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -389,7 +390,9 @@ def main(options: Options) -> dict:
             model = side_by_side(answering)
             # Tested and saved, not trained.
             melting_model = mean_of_members([mean_of_both_ends(network) for network in networks])
-            schedule = make_schedule(options, plan)
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             optimizer = fine_tuning.make_optimizer(options, schedule, output_layers=OUTPUT_LAYERS)
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None

@@ -27,6 +27,7 @@ import keras
 import keras_nlp
 import numpy as np
 import tensorflow as tf
+from keras.optimizers.schedules import PolynomialDecay
 
 from callbacks.averages import averaged
 from callbacks.generated import GeneratedTexts
@@ -54,7 +55,7 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import make_schedule
+from training.schedules import WarmUp, reshaped
 
 AT_ONCE = 64  # answers
 TOP_K = 40  # tokens that `predict` draws among
@@ -225,7 +226,9 @@ def main(options: Options) -> dict:
             model = build_model(options, tokenizer.vocabulary_size(), preset)
             run.note(presets.check_vocabulary(model, tokenizer, str(preset)))
             fine_tuning.freeze(model, options)
-            schedule = make_schedule(options, plan)
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
             if options.label_smoothing:
                 loss = smoothed_cross_entropy(options.label_smoothing)

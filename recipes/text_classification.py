@@ -27,6 +27,7 @@ import keras_nlp
 import numpy as np
 import scipy.special
 import tensorflow as tf
+from keras.optimizers.schedules import PolynomialDecay
 from keras_nlp.models import BertTextClassifier, BertTextClassifierPreprocessor
 
 from callbacks.predictions import ClassifiedSentences, outputs_of
@@ -49,7 +50,7 @@ from training.loaded_run import LoadedRun, top_k
 from training.options import FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import make_schedule
+from training.schedules import WarmUp, reshaped
 
 EXAMPLE_LENGTH = 60  # characters of a sentence in the printed `predict` command
 
@@ -298,7 +299,9 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             model = make_model(options, run, kind, preset, inputs["train"], tokenizer)
             fine_tuning.freeze(model, options)
-            schedule = make_schedule(options, plan)
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             metrics = kind.metrics()
             model.compile(
                 optimizer=fine_tuning.make_optimizer(options, schedule, model),

@@ -21,6 +21,7 @@ class Plan:
         accumulate_steps: batches that one update of the weights (one step) accumulates.
         learning_rate: peak learning rate, scaled by the replicas. A float64: schedules round a
             plain float to float32, even in float64 runs.
+        end_learning_rate: learning rate at the end of the run; `--min-lr-ratio` times the peak.
         steps_per_epoch: updates of the weights in one epoch; the incomplete last batch is dropped.
         total_steps: updates of the weights in the whole run, where the schedule ends.
         epochs: epochs that the run touches; the last one may be cut short by `--max-steps`.
@@ -40,6 +41,12 @@ class Plan:
     steps_done: int = 0
     warmup_steps: int = 0
     lr_decay_steps: int = 0
+    end_learning_rate: np.float64 = np.float64(0.0)
+
+    @property
+    def decay_steps(self) -> int:
+        """Returns the updates after the warm-up, at least one: Keras has no schedule of none."""
+        return max(self.total_steps - self.warmup_steps, 1)
 
     @property
     def batches(self) -> dict[str, Any]:
@@ -172,6 +179,7 @@ def make_plan(
         steps_done=steps_done,
         warmup_steps=warmup,
         lr_decay_steps=_lr_decay_steps(options, warmup, total_steps),
+        end_learning_rate=np.float64(learning_rate * getattr(options, "min_lr_ratio", 0.0)),
     )
 
 

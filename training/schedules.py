@@ -1,4 +1,4 @@
-"""Learning rate schedules: that of the options, and those that keras.optimizers.schedules lacks."""
+"""Learning rate schedules that keras.optimizers.schedules lacks, and that of `--lr-schedule`."""
 
 import keras
 from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, PolynomialDecay
@@ -6,27 +6,23 @@ from keras.optimizers.schedules import CosineDecay, LearningRateSchedule, Polyno
 from training.plan import Plan
 
 
-def make_schedule(options, plan: Plan) -> LearningRateSchedule:
-    """Makes the learning rate of each step: a linear warm-up, then the schedule of the options.
+def reshaped(decay: PolynomialDecay, options, plan: Plan) -> LearningRateSchedule:
+    """Returns the schedule that `--lr-schedule` names, with the rates and steps of a linear decay.
 
     Args:
+        decay: from the peak rate to that of the run's end, in the steps after the warm-up.
         options: a `TransformerOptions`, with `lr_schedule` and `min_lr_ratio`.
-        plan: the peak rate, and the steps of the warm-up, of the end and of the run.
+        plan: the steps of the decay of "wsd".
     """
-    # One more than a run without steps has: Keras refuses a schedule of none.
-    steps = max(plan.total_steps - plan.warmup_steps, 1)
-    peak = plan.learning_rate
-    smallest = peak * options.min_lr_ratio
+    peak, steps = decay.initial_learning_rate, decay.decay_steps
     if options.lr_schedule == "cosine":
-        schedule = CosineDecay(peak, steps, alpha=options.min_lr_ratio)
-    elif options.lr_schedule == "constant":
-        schedule = PolynomialDecay(peak, steps, end_learning_rate=peak)
-    elif options.lr_schedule == "wsd":  # warm-up, stable, decay
-        decay = PolynomialDecay(peak, plan.lr_decay_steps, end_learning_rate=smallest)
-        schedule = Hold(steps - plan.lr_decay_steps, decay)
-    else:
-        schedule = PolynomialDecay(peak, steps, end_learning_rate=smallest)
-    return WarmUp(plan.warmup_steps, schedule)
+        return CosineDecay(peak, steps, alpha=options.min_lr_ratio)
+    if options.lr_schedule == "constant":
+        return PolynomialDecay(peak, steps, peak)
+    if options.lr_schedule == "wsd":  # warm-up, stable, decay
+        last = PolynomialDecay(peak, plan.lr_decay_steps, decay.end_learning_rate)
+        return Hold(steps - plan.lr_decay_steps, last)
+    return decay
 
 
 @keras.saving.register_keras_serializable("keras_recipes")

@@ -6,7 +6,7 @@ from callbacks.plateau import ScaledSchedule
 from models.metrics import MacroF1
 from training.options import TransformerOptions
 from training.plan import make_plan
-from training.schedules import Hold, WarmUp, make_schedule
+from training.schedules import Hold, WarmUp, reshaped
 
 
 def to_zero(steps, peak=1.0):
@@ -35,6 +35,14 @@ def test_float64_is_not_rounded():
         rate = keras.ops.convert_to_numpy(WarmUp(3, to_zero(8, np.float64(0.1)))(step))
         assert rate.dtype == np.float64
         assert rate == pytest.approx(expected, rel=1e-14)
+
+
+def make_schedule(options, plan):
+    """As the recipes."""
+    decay = keras.optimizers.schedules.PolynomialDecay(
+        plan.learning_rate, plan.decay_steps, plan.end_learning_rate
+    )
+    return WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
 
 
 def of_options(**options):
