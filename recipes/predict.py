@@ -199,7 +199,8 @@ def main(options: Options, **more) -> list[list[dict]]:
         chosen["stop"] = [_with_line_breaks(text) for text in options.more["stop"]]
     # All labels that a text has, unless some of them were asked for.
     names_labels = several and not chosen.get("top")
-    table, begun = _answer_table(options, inputs, has_rows, names_labels), 0
+    of_labels = {"several": names_labels, "threshold": chosen.get("threshold", 0.5)}
+    table, begun = _answer_table(options, inputs, has_rows, of_labels), 0
     answers: list[list[dict]] = []
     refused: list[str] = []
     if table is not None and table.begun:
@@ -264,7 +265,7 @@ def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[A
 
 
 def _answer_table(
-    options: Options, inputs: Sequence[Any], has_rows: bool, names_labels: bool
+    options: Options, inputs: Sequence[Any], has_rows: bool, of_labels: dict[str, Any]
 ) -> AnswerTable | None:
     """Returns the table of `--csv`: the rows of a table with its inputs, or one column of inputs.
 
@@ -272,7 +273,7 @@ def _answer_table(
         options: name the CSV, and the table.
         inputs: those to answer.
         has_rows: whether they are the rows of a table.
-        names_labels: whether they have any number of labels, which a column names.
+        of_labels: `several` and `threshold` of the `AnswerTable`.
 
     Raises:
         DataError: the inputs that a recipe's `read_table()` returned are not one per row.
@@ -288,7 +289,7 @@ def _answer_table(
                 f"--csv: read_table() of the recipe returned {len(inputs):,} inputs, expected one "
                 f'for each of the {len(rows):,} rows of {options.file}, "" for none'
             )
-    return AnswerTable(options.csv, header, rows, AT_ONCE, several=names_labels)
+    return AnswerTable(options.csv, header, rows, AT_ONCE, **of_labels)
 
 
 def _as_text(text) -> str:

@@ -706,7 +706,11 @@ def token_notes(name: str, split: str, token_ids: np.ndarray, tokenizer) -> list
 
 
 def predict(
-    run: LoadedRun, inputs: Sequence[str | tuple[str, str]], *, top: int | None = None
+    run: LoadedRun,
+    inputs: Sequence[str | tuple[str, str]],
+    *,
+    top: int | None = None,
+    threshold: float = 0.5,
 ) -> list[list[dict]]:
     """Returns the most likely classes of texts, the labels that they have, or their scores.
 
@@ -716,8 +720,16 @@ def predict(
             packages' names are removed as there. The two sentences of a pair are separated by
             "|||", or are a tuple.
         top: number of classes of each answer, 0 for all; without effect on scores (default: 3; of
-            several labels those whose probability is at least 50%).
+            several labels those whose probability reaches --threshold).
+        threshold: smallest probability of the labels that a text has, of several labels.
+
+    Raises:
+        OptionsError: the threshold is not in [0, 1], or the run did not learn several labels.
     """
+    if not 0 <= threshold <= 1:
+        raise OptionsError(f"--threshold {threshold}: must be in [0, 1]")
+    if threshold != 0.5 and not run.metadata.get("several"):
+        raise OptionsError(f"--threshold {threshold}: the run did not learn several labels")
     if not has_inputs(inputs):
         return []
     if run.metadata.get("pairs"):
@@ -737,7 +749,7 @@ def predict(
         return [top_k(row, classes, 3 if top is None else top) for row in probabilities]
     answers = [top_k(row, classes, top or 0) for row in scipy.special.expit(logits)]
     if top is None:
-        answers = [[each for each in row if each["probability"] >= 0.5] for row in answers]
+        answers = [[each for each in row if each["probability"] >= threshold] for row in answers]
     return answers
 
 

@@ -32,6 +32,7 @@ class AnswerTable:
         rows: the values of each row, texts or values of JSON.
         at_once: rows that are written together.
         several: whether an answer has any number of its classes; see `values_of`.
+        threshold: of several labels, see `values_of`.
 
     Attributes:
         begun: number of rows that the CSV had before.
@@ -49,9 +50,10 @@ class AnswerTable:
         at_once: int,
         *,
         several: bool = False,
+        threshold: float = 0.5,
     ):
         self.path, self.header, self.rows = path, list(header), rows
-        self.at_once, self.several = at_once, several
+        self.at_once, self.several, self.threshold = at_once, several, threshold
         self._columns: list[str] = []  # names of the answers' values
         self._values: list[dict[str, Any]] = []  # of each row so far
         if path.exists():
@@ -73,7 +75,8 @@ class AnswerTable:
             OSError: the file cannot be written.
             DataError: the file has other answers to the row.
         """
-        values, index = values_of(answers, several=self.several), self.next
+        values = values_of(answers, several=self.several, threshold=self.threshold)
+        index = self.next
         self.next += 1
         if index < self.begun:
             if not _are_equal(values, self._values[index]):
@@ -154,19 +157,22 @@ class AnswerTable:
             self._values.append({name: cell for name, cell in answered if cell})
 
 
-def values_of(answers: Sequence[dict], *, several: bool = False) -> dict[str, Any]:
+def values_of(
+    answers: Sequence[dict], *, several: bool = False, threshold: float = 0.5
+) -> dict[str, Any]:
     """Returns the values of the answers to an input, by the names of their columns.
 
     A value has its name in the answer; that of a second answer is `name_2`, and so on. Where the
     answers name different classes, `class`, `probability` and other values are those of the first
     one, and `probability_CLASS` is that of each. Of several labels `labels` are those whose
-    probability is at least 50%, as a field of a table to train on, instead of `class` and
-    `probability`.
+    probability is at least the threshold, as a field of a table to train on, instead of `class`
+    and `probability`.
 
     Args:
         answers: as a recipe's `predict()` returns them, for instance
             `[{"probability": 0.9, "class": "good"}, {"probability": 0.1, "class": "bad"}]`.
         several: whether the classes are several labels: an input has any number of them.
+        threshold: the smallest probability of labels that an input has.
     """
     classes = [answer for answer in answers if "class" in answer]
     names = {str(answer["class"]) for answer in classes}
@@ -174,7 +180,9 @@ def values_of(answers: Sequence[dict], *, several: bool = False) -> dict[str, An
     shown_by_class_alone = by_class if several else by_class[1:]
     found: dict[str, Any] = {}
     if several and classes:
-        likely = [str(answer["class"]) for answer in classes if answer.get("probability", 0) >= 0.5]
+        likely = [
+            str(answer["class"]) for answer in classes if answer.get("probability", 0) >= threshold
+        ]
         found["labels"] = label_fields.as_field(sorted(likely))
     counts: collections.Counter[str] = collections.Counter()
     for answer in answers:
