@@ -723,7 +723,11 @@ def token_notes(name: str, split: str, token_ids: np.ndarray, tokenizer) -> list
 
 
 def predict(
-    run: LoadedRun, inputs: Sequence[str | tuple[str, str]], *, top: int | None = None
+    run: LoadedRun,
+    inputs: Sequence[str | tuple[str, str]],
+    *,
+    top: int | None = None,
+    threshold: float = 0.5,
 ) -> list[list[dict]]:
     """Returns the most likely classes of texts, the labels that they have, or their scores.
 
@@ -733,8 +737,16 @@ def predict(
             packages' names are removed as there. The two sentences of a pair are separated by
             "|||", or are a tuple.
         top: number of classes of each answer, 0 for all; without effect on scores (default: 3; of
-            several labels those whose probability is at least 50%).
+            several labels those whose probability reaches --threshold).
+        threshold: smallest probability of the labels that a text has, of several labels.
+
+    Raises:
+        OptionsError: the threshold is not in [0, 1], or the run did not learn several labels.
     """
+    if not 0 <= threshold <= 1:
+        raise OptionsError(f"--threshold {threshold}: must be in [0, 1]")
+    if threshold != 0.5 and not run.metadata.get("several"):
+        raise OptionsError(f"--threshold {threshold}: the run did not learn several labels")
     if not has_inputs(inputs):
         return []
     if run.metadata.get("pairs"):
@@ -755,7 +767,7 @@ def predict(
     probabilities = scipy.special.expit(logits)
     if top is not None:
         return [top_k(row, classes, top) for row in probabilities]
-    counts = (probabilities >= 0.5).sum(axis=1)  # there may be thousands of others
+    counts = (probabilities >= threshold).sum(axis=1)  # there may be thousands of others
     return [
         top_k(row, classes, count) if count else []
         for row, count in zip(probabilities, counts, strict=True)
