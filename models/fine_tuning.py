@@ -3,9 +3,9 @@
 A recipe whose options are `training.options.FineTuningOptions` calls, in this order,
 
     model = ...                                     # a task of KerasNLP
-    fine_tuning.freeze(model, options)              # under the strategy, before compile()
+    fine_tuning.freeze_or_adapt(model, options)     # under the strategy, before compile()
     model.compile(fine_tuning.make_optimizer(options, schedule, model), ...)
-    fine_tuning.attach(model, options)              # after compile()
+    fine_tuning.save_only_trained(model, options)   # after compile()
 
 Both leave a model that is evaluated as it is: its saved weights have no adapters.
 """
@@ -22,7 +22,7 @@ from data.errors import DataError
 from distribution.keras_compat import adapters, hub_models, optimizers
 
 
-def freeze(model: keras.Model, options) -> None:
+def freeze_or_adapt(model: keras.Model, options) -> None:
     """Freezes the backbone (`--freeze-backbone`), or all of it but low-rank adapters.
 
     `--lora-rank` adds to each attention layer's query and value projections, or with `--lora-layers
@@ -119,7 +119,7 @@ def make_optimizer(
     return optimizer
 
 
-def attach(model: keras.Model, options) -> None:
+def save_only_trained(model: keras.Model, options) -> None:
     """Makes a compiled model save checkpoints of what trains, which are small.
 
     A model that is evaluated (`options.evaluation`) saves nothing.

@@ -180,6 +180,7 @@ def main(options: Options) -> dict:
             run.note(*text.repeated_notes())
         run.note(*sequence_notes(options, sequences, tokenizer))
         tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
@@ -221,6 +222,7 @@ def main(options: Options) -> dict:
             # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
             decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
             schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
+            # AdamW or Muon; biases and layer norms do not decay.
             optimizer = fine_tuning.make_optimizer(options, schedule)
             model.compile(
                 optimizer=optimizer,

@@ -243,7 +243,7 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
             run.note(presets.check_vocabulary(task, tokenizer, str(preset)))
-            fine_tuning.freeze(task, options)
+            fine_tuning.freeze_or_adapt(task, options)
             if run.trained is None:  # only training computes the losses of experts' routers
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
@@ -257,6 +257,7 @@ def main(options: Options) -> dict:
         if run.has_own_dataset:  # an evaluation on other data does not note their training split
             run.note(*data.repeated_notes())
         label_counts = {name: sum(map(len, split.labels())) for name, split in rows.items()}
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(rows["train"]),
             base_learning_rate=default_learning_rate(options, preset),
@@ -284,6 +285,7 @@ def main(options: Options) -> dict:
             decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
             schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             model.compile(
+                # AdamW or Muon; biases and layer norms do not decay.
                 optimizer=fine_tuning.make_optimizer(
                     options, schedule, task, default="adamw" if preset else "muon"
                 ),
@@ -293,7 +295,7 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-            fine_tuning.attach(model, options)
+            fine_tuning.save_only_trained(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
         begun = beginnings(options, data, tokenizer, template)
         shown = GeneratedTexts(

@@ -365,6 +365,7 @@ def main(options: Options) -> dict:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
         if drawn:
             counts += f", and {len(drawn):,} of the formula"
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(train_tm),
             base_learning_rate=options.base_learning_rate,
@@ -393,6 +394,7 @@ def main(options: Options) -> dict:
             # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
             decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
             schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
+            # AdamW or Muon; biases and layer norms do not decay.
             optimizer = fine_tuning.make_optimizer(options, schedule, output_layers=OUTPUT_LAYERS)
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None

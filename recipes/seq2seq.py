@@ -205,6 +205,7 @@ def main(options: Options) -> dict:
         if run.has_own_dataset:  # an evaluation on other data does not note their training split
             run.note(*data.repeated_notes())
         run.note(next_tokens.special_note(data.as_text().splits["train"], tokenizer))
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(splits["train"]),
             base_learning_rate=default_learning_rate(options, preset, preprocessor),
@@ -225,7 +226,7 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             model = build_model(options, tokenizer.vocabulary_size(), preset)
             run.note(presets.check_vocabulary(model, tokenizer, str(preset)))
-            fine_tuning.freeze(model, options)
+            fine_tuning.freeze_or_adapt(model, options)
             # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
             decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
             schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
@@ -233,6 +234,7 @@ def main(options: Options) -> dict:
             if options.label_smoothing:
                 loss = smoothed_cross_entropy(options.label_smoothing)
             model.compile(
+                # AdamW or Muon; biases and layer norms do not decay.
                 optimizer=fine_tuning.make_optimizer(options, schedule, model),
                 loss=loss,
                 weighted_metrics=[  # padding has weight 0
@@ -240,7 +242,7 @@ def main(options: Options) -> dict:
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-            fine_tuning.attach(model, options)
+            fine_tuning.save_only_trained(model, options)
         # Training and test; TensorBoard shows the answers to some prompts.
         shown = GeneratedTexts(
             run.tensorboard,

@@ -275,6 +275,7 @@ def main(options: Options) -> dict:
             run.note(*token_notes(data.name, name, inputs[split]["token_ids"], tokenizer))
         token_dropout = chosen_token_dropout(options, data, preset, tokenizer, fine_tunes)
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(labels["train"]),
             base_learning_rate=default_learning_rate(options, preset),
@@ -298,19 +299,20 @@ def main(options: Options) -> dict:
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
             model = make_model(options, run, kind, preset, inputs["train"], tokenizer)
-            fine_tuning.freeze(model, options)
+            fine_tuning.freeze_or_adapt(model, options)
             # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
             decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
             schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             metrics = kind.metrics()
             model.compile(
+                # AdamW or Muon; biases and layer norms do not decay.
                 optimizer=fine_tuning.make_optimizer(options, schedule, model),
                 loss=kind.loss(options.label_smoothing),
                 loss_weights=kind.loss_weights(),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
             )
-            fine_tuning.attach(model, options)
+            fine_tuning.save_only_trained(model, options)
         # Training and test; TensorBoard shows how sentences are classified.
         view = ClassifiedSentences(
             run.tensorboard, inputs["valid"], *data.splits["valid"], data.classes

@@ -48,14 +48,14 @@ def batch():
 
 def trained(given, steps=1, **more):
     model = task(**more)
-    fine_tuning.freeze(model, given)
+    fine_tuning.freeze_or_adapt(model, given)
     model.compile(
         fine_tuning.make_optimizer(given, 0.01, model),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=[],
         run_eagerly=True,
     )
-    fine_tuning.attach(model, given)
+    fine_tuning.save_only_trained(model, given)
     x, y = batch()
     before = values(model)
     model.fit(x, y, batch_size=8, epochs=steps, shuffle=False, verbose=0)
@@ -309,7 +309,7 @@ class TestAdapters:
     @pytest.mark.parametrize(("alpha", "factor"), [(None, 1.0), (2.0, 1.0), (6.0, 3.0)])
     def test_alpha_scales_the_adapters(self, alpha, factor):
         model = task()
-        fine_tuning.freeze(model, options(lora_rank=2, lora_alpha=alpha))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2, lora_alpha=alpha))
         trained = {v.path: v for v in model.backbone.trainable_variables}
         (path, *_) = (path for path in trained if path.endswith("query/lora_kernel_b"))
         layer = next(
@@ -343,9 +343,9 @@ class TestAdapters:
         model.save_weights(tmp_path / "model.weights.h5")
         again = task()
         again.backbone.token_embedding.embeddings.assign_add(np.ones((20, 8)))
-        fine_tuning.freeze(again, given)
+        fine_tuning.freeze_or_adapt(again, given)
         again.compile(fine_tuning.make_optimizer(given, 0.01, again), "mse", metrics=[])
-        fine_tuning.attach(again, given)
+        fine_tuning.save_only_trained(again, given)
         with pytest.raises(DataError, match="the preset's weights have changed"):
             again.load_weights(tmp_path / "model.weights.h5")
 
@@ -363,7 +363,7 @@ class TestAdapters:
 
     def test_linear_layers_without_attention_are_adapted(self):
         model = task("FNet")
-        fine_tuning.freeze(model, options(lora_rank=2, lora_layers="all_linear"))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2, lora_layers="all_linear"))
         assert any("lora_kernel_a" in v.path for v in model.backbone.trainable_variables)
 
     @pytest.mark.parametrize("family", ["Llama", "GPT2", "Gemma", "GPTNeoX", "SmolLM3"])
@@ -375,21 +375,21 @@ class TestAdapters:
             for v in model.backbone.trainable_variables
             if v.path.endswith("kernel") and "embedding" not in v.path
         }
-        fine_tuning.freeze(model, options(lora_rank=2, lora_layers="all_linear"))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2, lora_layers="all_linear"))
         adapted = [v.path for v in model.trainable_variables if v.path.endswith("lora_kernel_a")]
         assert {path.replace("lora_kernel_a", "kernel") for path in adapted} == kernels
 
     def test_no_attention_no_adapter(self, monkeypatch):
         expected = "FNetBackbone has no attention .*; pass --lora-layers all_linear, or train all,"
         with pytest.raises(DataError, match=expected):
-            fine_tuning.freeze(task("FNet"), options(lora_rank=2))
+            fine_tuning.freeze_or_adapt(task("FNet"), options(lora_rank=2))
 
         def enable_lora(backbone, rank, alpha, all_linear):
             backbone.trainable = False
 
         monkeypatch.setattr(fine_tuning.hub_models, "enable_lora", enable_lora)
         with pytest.raises(DataError, match="; pass --lora-layers all_linear, or train all$"):
-            fine_tuning.freeze(causal_presets.make_task("GPT2"), options(lora_rank=2))
+            fine_tuning.freeze_or_adapt(causal_presets.make_task("GPT2"), options(lora_rank=2))
 
     @pytest.mark.parametrize(
         ("family", "adapted"),
@@ -397,13 +397,13 @@ class TestAdapters:
     )
     def test_layers_that_are_named_otherwise_are_adapted(self, family, adapted):
         model = causal_presets.make_task(family)
-        fine_tuning.freeze(model, options(lora_rank=2))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2))
         names = {v.path.split("/")[-2] for v in model.trainable_variables}
         assert names == adapted
 
     def test_an_encoder_decoder_is_adapted_on_both_sides(self):
         model = seq2seq_presets.make_task("T5")
-        fine_tuning.freeze(model, options(lora_rank=2))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2))
         paths = [v.path for v in model.trainable_variables]
         assert {path.split("/")[-2] for path in paths} == {"query_projector", "value_projector"}
         for part in ("encoder", "decoder"):
