@@ -612,10 +612,8 @@ def predict(
         top_p: sample among the most likely tokens whose probabilities add up to P.
         num_samples: continuations of each input; the first one is the same with any number.
         seed: seed of the sampling.
-        repetition_penalty: lowers the logits of tokens that a text has, its input included; 1.1 to
-            1.3 are usual.
-        no_repeat_ngram_size: never write N tokens once more that a text has, its input included; 0
-            allows them.
+        repetition_penalty: lowers the logits of tokens that a text has; 1.1 to 1.3 are usual.
+        no_repeat_ngram_size: never write the same N tokens in a row twice; 0 allows it.
         stop: texts before the first of which a continuation ends, such as '###' or a line break.
         score: write nothing: return the log-likelihood of each text and its perplexity per token.
 

@@ -136,8 +136,8 @@ class Options(FineTuningOptions, HeldOutOptions):
     )
     no_repeat_ngram_size: int = option(
         0,
-        "Never write N tokens once more that an answer has; 0 allows them, 3 is usual for "
-        "summaries.",
+        "Never write the same N tokens in a row twice within an answer; 0 allows it, 3 is usual "
+        "for summaries.",
         within="[0, 1000]",
         resume="free",
     )
@@ -479,8 +479,7 @@ def predict(
             number.
         seed: seed of the sampling.
         repetition_penalty: lowers the logits of tokens that an answer has; 1.1 to 1.3 are usual.
-        no_repeat_ngram_size: never write N tokens once more that an answer has; 0 allows them
-            (default: the run's number).
+        no_repeat_ngram_size: never write the same N tokens in a row twice (default: the run's N).
         stop: texts before the first of which an answer ends, such as '###' or a line break.
 
     Raises:
