@@ -60,7 +60,7 @@ def make_way(name: str, data, vocabulary_size: int):
     model = chunked_masked_lm(bert) if head == "chunked" else bert
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(
-        optimizer=fine_tuning.make_optimizer(options, 1e-3, beta_2=0.98),
+        optimizer=fine_tuning.make_optimizer(options, 1e-3),
         loss=cross_entropy,
         weighted_metrics=[
             keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),

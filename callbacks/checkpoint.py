@@ -13,8 +13,8 @@ A checkpoint is a folder, `step-00000500`. It contains
     those after it, since a metric may keep something from one epoch to the next;
   - `best`, `best_epoch`, `best_metric` ...: values of `--keep-best`, and `best_since`, the first
     epoch that they compare, as the option may be added to a run that resumes;
-  - `fingerprint`: shapes of the weights, optimizer and first batches, compared when the run
-    resumes;
+  - `fingerprint`: shapes of the weights, optimizer and first batches, and what `compile()` and
+    `fit(class_weight=...)` got, compared when the run resumes;
   - `callbacks`: the `get_state()` of each callback, such as the history and the lengths of
     `metrics.jsonl` and TensorBoard's files;
   - `averages`: whether the optimizer averages the weights, which are then those before the average;

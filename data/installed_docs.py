@@ -5,7 +5,6 @@ import hashlib
 import importlib
 import inspect
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from data import files
 from data.splits import hash_of, split_of
+from machine.cores import cores
 
 PACKAGES = ("tensorflow", "keras", "keras_hub", "numpy")
 
@@ -152,7 +152,7 @@ def read_modules(paths: Sequence[Path]) -> list[list[str]]:
     Args:
         paths: Python files.
     """
-    processes = min(_cores(), len(paths) // MODULES_PER_PROCESS)
+    processes = min(cores(), len(paths) // MODULES_PER_PROCESS)
     if processes < 2 or not sys.executable:
         return [
             [paragraph for docstring in _docstrings(path) for paragraph in prose(docstring)]
@@ -174,13 +174,6 @@ def read_modules(paths: Sequence[Path]) -> list[list[str]]:
     with ThreadPoolExecutor(processes) as pool:
         parts = list(pool.map(read, (paths[start::processes] for start in range(processes))))
     return [parts[number % processes][number // processes] for number in range(len(paths))]
-
-
-def _cores() -> int:
-    """Returns the number of cores that this process may use; exact only on Linux."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def parsed(path: Path) -> ast.Module | None:

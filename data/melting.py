@@ -26,7 +26,15 @@ from data.download import fetch
 from data.errors import DataError, InputError, listed, require_some
 from data.files import expand
 from data.live_line import Waiting, live_line
-from data.splits import NO_FILES, SPLITS, hash_of, held_out_files, instead_note
+from data.splits import (
+    NO_FILES,
+    SPLITS,
+    TITLES,
+    hash_of,
+    held_out_files,
+    instead_note,
+    with_notes,
+)
 from data.tables import folded, header_of, read_table
 
 FORMULA = "nearest-neighbour"
@@ -199,10 +207,12 @@ def load_melting(
         splits = _load_published(cache_dir)
     else:
         splits = _load(dataset, fold, held_out)
-    for split, file in held_out_files(held_out, test_file).items():
-        splits[split] = [molecule for molecule, _ in _read_table(file)]
-        if not splits[split]:
+    given = held_out_files(held_out, test_file)
+    for file in dict.fromkeys(given.values()):  # one file may be two splits
+        molecules = [molecule for molecule, _ in _read_table(file)]
+        if not molecules:
             raise DataError(f"{file}: no rows")
+        splits |= {split: molecules for split in given if given[split] == file}
     empty = [split for split, molecules in splits.items() if not molecules]
     if empty:
         raise DataError(f"{dataset}: no rows for {' and '.join(empty)}; too few sequences")
@@ -365,10 +375,10 @@ def in_training(splits: dict[str, list[Molecule]], split: str) -> int:
 
 def repeated_notes(splits: dict[str, list[Molecule]]) -> list[str]:
     """Returns a line for validation and test if molecules have a sequence of the training split."""
-    counts = {"validation": in_training(splits, "valid"), "test": in_training(splits, "test")}
+    counts = {split: in_training(splits, split) for split in with_notes(splits)}
     return [
-        f"{count:,} {name} molecules have a sequence of the training split"
-        for name, count in counts.items()
+        f"{count:,} {TITLES[split]} molecules have a sequence of the training split"
+        for split, count in counts.items()
         if count
     ]
 

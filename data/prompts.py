@@ -28,6 +28,7 @@ from data.splits import (
     missing_from,
     of_each,
     split_of,
+    with_notes,
 )
 from data.templates import CHATS, NOT_PREDICTED, Prompt, Template, Turn
 from data.text import TEXT, Text
@@ -128,7 +129,7 @@ class Prompts:
         """Returns a line for validation and test if training has prompts with the same response."""
         known = {hash(_folded(pair)) for pair in self.splits["train"]}
         notes = []
-        for split in ("valid", "test"):
+        for split in with_notes(self.splits):
             pairs = self.splits[split]
             repeated = sum(hash(_folded(pair)) in known for pair in pairs)
             if repeated:
@@ -255,12 +256,14 @@ def load_prompts(
     drawn = _splits_of(to_split, cut)
     for pair, split in zip(to_split, drawn, strict=True):
         splits[split].append(pair)
-    for split, path in held_out_files(held_out, test_file).items():
-        pairs = list(_read(path, unread, columns.of_held_out()))
-        splits[split] = [pair for pair in pairs if pair[1].strip()]
-        empty_responses += len(pairs) - len(splits[split])
-        if not splits[split]:
+    given = held_out_files(held_out, test_file)
+    for path in dict.fromkeys(given.values()):  # one file may be two splits
+        read = list(_read(path, unread, columns.of_held_out()))
+        pairs = [pair for pair in read if pair[1].strip()]
+        empty_responses += len(read) - len(pairs)
+        if not pairs:
             raise DataError(f"{path}: no prompt with a response")
+        splits |= {split: pairs for split in given if given[split] == path}
     empty = [split for split, pairs in splits.items() if not pairs]
     if empty and empty_responses:
         raise DataError(
@@ -277,10 +280,10 @@ def load_prompts(
     if empty_responses:
         notes.append(f"{empty_responses:,} prompts without a response are left out")
     if "" not in paths:
-        read = list(itertools.chain.from_iterable(paths.values()))
-        read += held_out.values()
+        known = list(itertools.chain.from_iterable(paths.values()))
+        known += held_out.values()
         unread_files = tables.unread_note(
-            read[0].parent, read, (*columns.prompt, MESSAGES, CONVERSATIONS)
+            known[0].parent, known, (*columns.prompt, MESSAGES, CONVERSATIONS)
         )
         notes += [unread_files] if unread_files is not None else []
     if unread:

@@ -40,6 +40,7 @@ from data.splits import (
     layout_hint,
     missing_from,
     of_each,
+    with_notes,
 )
 from data.tables import ENDINGS, has_lists, has_objects, quoted, read_table, unread_note
 from data.text import Text
@@ -299,9 +300,12 @@ def load_sentences(
                 "with a folder of text files for each class, or one such table"
             )
     given = held_out_files(held_out, test_file)
+    read: dict[Path, list[Row]] = {}  # one file may be two splits
     for split, path in given.items():
-        hint = f"; a {TITLES[split]} file has the columns of the training data: rename its own"
-        rows[split] = _plain_numbers(_read([path], columns, notes, labels, hint), rows["train"])
+        if path not in read:
+            hint = f"; a {TITLES[split]} file has the columns of the training data: rename its own"
+            read[path] = _plain_numbers(_read([path], columns, notes, labels, hint), rows["train"])
+        rows[split] = read[path]
         if labels == "several":
             _require_learned(path, rows[split], rows["train"], columns)
     if labels == "scores":
@@ -524,11 +528,12 @@ def in_training(splits: dict[str, tuple[list[str], np.ndarray]]) -> dict[str, in
 
 def repeated_notes(splits: dict[str, tuple[list[str], np.ndarray]]) -> list[str]:
     """Returns a line for validation and test if training sentences are among theirs."""
+    counts = in_training(splits)
     return [
-        f"{count:,} of {len(splits[split][0]):,} {TITLES[split]} sentences are training sentences "
-        "too (case and spaces ignored)"
-        for split, count in in_training(splits).items()
-        if count
+        f"{counts[split]:,} of {len(splits[split][0]):,} {TITLES[split]} sentences are training "
+        "sentences too (case and spaces ignored)"
+        for split in with_notes({split: texts for split, (texts, _) in splits.items()})
+        if counts[split]
     ]
 
 
@@ -573,6 +578,7 @@ def _numbered(
                 f"{given.get(split, name)}: the label {_shown(unknown)} is in the {split} split, "
                 "not in training: add training examples of it, or remove these rows"
             )
+    for split in with_notes(rows):
         missing = [label for label in classes if label not in labels[split]]
         if missing:
             notes.append(f"the {split} split has no example of {_shown(missing)}")
@@ -631,7 +637,7 @@ def _with_several(
         hint = f"; of lists of 0 and 1 {label_fields.AS_NAMES}" if each[0] == {"0", "1"} else ""
         raise DataError(f"{name}: all training sentences have {same}, expected others too{hint}")
     notes = list(notes)
-    for split in SPLITS:
+    for split in ("train", *with_notes(rows)):
         missing = [label for label in classes if label not in found[split]]
         if missing:
             lost = ", which cannot be learned" if split == "train" else ""

@@ -6,6 +6,7 @@ import types
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from data.errors import DataError, listed
 from data.files import expand
@@ -100,6 +101,17 @@ def held_out_files(held_out: Mapping[str, Path], test_file: Path | None) -> dict
     test = expand(test_file)
     found = {split: path for split, path in held_out.items() if split != "test" and path.is_file()}
     return dict.fromkeys([*held_out, "test"], test) | found
+
+
+def with_notes(splits: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns which of "valid" and "test" are named in notes: the test alone where both are one.
+
+    An evaluation reads its test file for a validation file that is gone, see `held_out_files`.
+
+    Args:
+        splits: What was read for each split.
+    """
+    return ("test",) if splits["valid"] == splits["test"] else ("valid", "test")
 
 
 def instead_note(

@@ -153,8 +153,7 @@ def _read_parquet(path: Path, columns: Collection[str]) -> Iterator[tuple[str, o
     import pyarrow
 
     header = header_of(path)
-    for name in columns:
-        _place(str(path), header, (name, ""), "", any_case=False)  # once, or not at all
+    _places(str(path), header, [(name, "") for name in columns], "", any_case=False)
     number = 0
     with _parquet(path) as file:
         objects = [
@@ -226,18 +225,17 @@ def read_table(
         read = [name for names in columns for name in names if name]
         if is_parquet(path.name):
             keys = header_of(path)
-            places = [_place(str(path), keys, names, hint, any_case) for names in columns]
+            places = _places(str(path), keys, columns, hint, any_case)
             read = [keys[place] for place in places if place is not None]
         for where, row in read_objects(path, read):
-            yield (
-                where,
-                [
-                    _field(
-                        *(where, row, names, hint, any_case, takes_chats, list_columns),
-                    )
-                    for names in columns
-                ],
-            )
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: expected an object, found {row!r:.40}")
+            keys = list(row)
+            fields = [
+                None if place is None else keys[place]
+                for place in _places(where, keys, columns, hint, any_case)
+            ]
+            yield where, [_field(where, row, name, takes_chats, list_columns) for name in fields]
         return
     with _rows(path) as reader:
         names = [name.strip() for name in header or next(reader, [])]
@@ -247,7 +245,7 @@ def read_table(
             hint = "; separate the columns by commas or tabs"
         elif not header and any(map(_is_value, names)):
             hint = f"{hint}; the first line must name the columns"
-        places = [_place(f"{path}, line 1", names, wanted, hint, any_case) for wanted in columns]
+        places = _places(f"{path}, line 1", names, columns, hint, any_case)
         line = reader.line_num
         for row in reader:
             where, line = f"{path}, line {line + 1}", reader.line_num
@@ -463,22 +461,12 @@ def _undecodable(path: Path) -> int:
 
 
 def _field(
-    where: str,
-    row,
-    names: Sequence[str],
-    hint: str,
-    any_case: bool,
-    takes_chats: bool,
-    list_columns: Collection[str],
+    where: str, row: dict, name: str | None, takes_chats: bool, list_columns: Collection[str]
 ) -> str:
-    """Returns a field of an object as a table would have it."""
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected an object, found {row!r:.40}")
-    keys = list(row)
-    place = _place(where, keys, names, hint, any_case)
-    if place is None:
+    """Returns a field of an object as a table would have it; "" without a name."""
+    if name is None:
         return ""
-    value = row[keys[place]]
+    value = row[name]
     # What pandas writes for a gap in a column of numbers.
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
@@ -488,12 +476,12 @@ def _field(
         value = str(value)
     if takes_chats and isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
         value = json.dumps(value, default=str) if value else ""
-    if keys[place] in list_columns and isinstance(value, list):
+    if name in list_columns and isinstance(value, list):
         value = json.dumps(value, default=str)
     if not isinstance(value, str):
-        raise DataError(f"{where}: {keys[place]} is {value!r:.40}, expected a text or a number")
+        raise DataError(f"{where}: {name} is {value!r:.40}, expected a text or a number")
     if value != value.encode(errors="ignore").decode():  # half of a surrogate pair
-        raise DataError(f"{where}: {keys[place]} is not UTF-8 text")
+        raise DataError(f"{where}: {name} is not UTF-8 text")
     return value.strip()
 
 
@@ -507,22 +495,41 @@ def folded(name: str) -> str:
     return name.strip().casefold()
 
 
-def _place(
-    where: str, header: list[str], names: Sequence[str], hint: str, any_case: bool
-) -> int | None:
+def _places(
+    where: str, header: list[str], columns: Sequence[Sequence[str]], hint: str, any_case: bool
+) -> list[int | None]:
+    """Returns the place of each wanted column in a header, None for an optional one it lacks.
+
+    Args:
+        where: What an error begins with.
+        header: The names of the columns.
+        columns: The possible names of each wanted column, as in `read_table`.
+        hint: What an error ends with.
+        any_case: As in `read_table`.
+
+    Raises:
+        DataError: Names all columns that are not there, or more than once.
+    """
     form = folded if any_case else str
-    wanted = {form(name) for name in names if name}
-    indices = [index for index, name in enumerate(header) if form(name) in wanted]
-    if not indices and "" in names:
-        return None
-    if len(indices) == 1:
-        return indices[0]
-    counted = f"{len(indices)} columns" if indices else "no column"
-    alike = [name for name in header if folded(name) in {folded(n) for n in names if n}]
-    if alike and not indices:
-        hint = f"; upper and lower case differ: {alike[0][:100]!a}{hint}"
+    places: list[int | None] = []
+    wrong, similar = [], []
+    for names in columns:
+        wanted = {form(name) for name in names if name}
+        indices = [index for index, name in enumerate(header) if form(name) in wanted]
+        if len(indices) == 1 or (not indices and "" in names):
+            places.append(indices[0] if indices else None)
+            continue
+        counted = f"{len(indices)} columns" if indices else "no column"
+        wrong.append(f"{counted} {' or '.join(filter(None, names))}")
+        if not indices:
+            others = {folded(name) for name in names if name}
+            similar += [name for name in header if folded(name) in others]
+    if not wrong:
+        return places
+    if similar:
+        hint = f"; upper and lower case differ: {similar[0][:100]!a}{hint}"
     shown = ", ".join(name or "(no name)" for name in header)
     raise DataError(
-        f"{where}: {counted} {' or '.join(filter(None, names))}, expected one; found "
-        f"{shown[:100]!a}{hint}"
+        f"{where}: {' and '.join(wrong)}, expected one{' of each' if len(wrong) > 1 else ''}; "
+        f"found {shown[:100]!a}{hint}"
     )

@@ -28,6 +28,7 @@ from data.splits import (
     missing_from,
     of_each,
     split_of,
+    with_notes,
 )
 
 TEXT = "text"  # the usual column of a table, or field of JSON, that holds the text
@@ -181,7 +182,8 @@ class Text:
         return [
             f"{repeated:,} of {count:,} {TITLES[split]} lines of more than {LONGEST_HEADING} words "
             "are training lines too (spaces ignored)"
-            for split, (repeated, count) in counts.items()
+            for split in with_notes(self.splits)
+            for repeated, count in [counts[split]]
             if repeated > FEW_REPEATED * count
         ]
 
@@ -297,7 +299,9 @@ def load_text(
     """
     column = text_column or TEXT
     paths = held_out_files(held_out, test_file)
-    every = {split: Lines([(path, None)], column=column) for split, path in paths.items()}
+    # One file may be two splits.
+    lines_of = {path: Lines([(path, None)], column=column) for path in paths.values()}
+    every = {split: lines_of[path] for split, path in paths.items()}
     for split, lines in every.items():
         if not _has_lines(lines):
             raise DataError(f"{paths[split]}: no line of text")

@@ -19,6 +19,7 @@ from distribution import kinds
 from distribution.cluster import INTER_OP_THREADS
 from distribution.keras_compat import optimizers
 from distribution.step import Step
+from machine.cores import cores
 
 log = logging.getLogger("recipes")
 
@@ -30,9 +31,8 @@ MIN_THREADS = 4
 
 def make_strategy() -> tf.distribute.Strategy:
     """Builds the coordinator's strategy; a worker or parameter server serves until it is killed."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     chosen = os.environ.get(INTER_OP_THREADS, "")
-    count = int(chosen) if chosen.isdecimal() else cores or 1
+    count = int(chosen) if chosen.isdecimal() else cores()
     # Read when TensorFlow starts its threads.
     os.environ[INTER_OP_THREADS] = str(max(MIN_THREADS, count))
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()

@@ -3,9 +3,9 @@
 A recipe whose options are `training.options.FineTuningOptions` calls, in this order,
 
     model = ...                                     # a task of KerasNLP
-    fine_tuning.freeze(model, options)              # under the strategy, before compile()
+    fine_tuning.freeze_or_adapt(model, options)     # under the strategy, before compile()
     model.compile(fine_tuning.make_optimizer(options, schedule, model), ...)
-    fine_tuning.attach(model, options)              # after compile()
+    fine_tuning.save_only_trained(model, options)   # after compile()
 
 Both leave a model that is evaluated as it is: its saved weights have no adapters.
 """
@@ -22,12 +22,14 @@ from data.errors import DataError
 from distribution.keras_compat import adapters, hub_models, optimizers
 
 
-def freeze(model: keras.Model, options) -> None:
+def freeze_or_adapt(model: keras.Model, options) -> None:
     """Freezes the backbone (`--freeze-backbone`), or all of it but low-rank adapters.
 
-    `--lora-rank` adds to each attention layer's query and value projections a product of two
-    trainable matrices of this rank (Hu et al., LoRA, arXiv 2106.09685), times `--lora-alpha` /
-    `--lora-rank`. Weights outside the backbone, such as a classifier's head, train in both cases.
+    `--lora-rank` adds to each attention layer's query and value projections, or with `--lora-layers
+    all_linear` to all linear layers of the backbone (Dettmers et al., QLoRA, arXiv 2305.14314,
+    section 4), a product of two trainable matrices of this rank (Hu et al., LoRA, arXiv
+    2106.09685), times `--lora-alpha` / `--lora-rank`. Weights outside the backbone, such as a
+    classifier's head, train in both cases.
 
     A model that is evaluated (`options.evaluation`) has the saved weights, and stays as it is.
 
@@ -36,7 +38,7 @@ def freeze(model: keras.Model, options) -> None:
         options: a recipe's `FineTuningOptions`.
 
     Raises:
-        DataError: the backbone has no attention to adapt.
+        DataError: the backbone has no such layers to adapt.
     """
     if options.evaluation is not None:
         return
@@ -44,17 +46,19 @@ def freeze(model: keras.Model, options) -> None:
         model.backbone.trainable = False
     if options.lora_rank is None:
         return
-    hub_models.enable_lora(model.backbone, options.lora_rank, options.lora_alpha)
+    all_linear = options.lora_layers == "all_linear"
+    hub_models.enable_lora(model.backbone, options.lora_rank, options.lora_alpha, all_linear)
     adapters = False
     for weight in model.backbone.trainable_variables:
         # KerasNLP trains the biases of adapted layers, but does not save them with the adapters.
         weight.trainable = "lora_kernel" in weight.path
         adapters = adapters or weight.trainable
     if not adapters:
+        backbone = type(model.backbone).__name__
         is_causal = isinstance(model, keras_nlp.models.CausalLM)
         raise DataError(
-            f"--lora-rank {options.lora_rank}: {type(model.backbone).__name__} has no attention "
-            "with a query and a value that could be adapted; train all"
+            f"--lora-rank {options.lora_rank}: {backbone} has no attention with a query and a "
+            "value that could be adapted; pass --lora-layers all_linear, or train all"
             + ("" if is_causal else ", or use --freeze-backbone")
         )
 
@@ -63,7 +67,6 @@ def make_optimizer(
     options,
     schedule,
     model: keras.Model | None = None,
-    beta_2: float = 0.999,
     default: str = "adamw",
     output_layers: str = "logits",
 ):
@@ -74,11 +77,10 @@ def make_optimizer(
     size of AdamW's (Liu et al., arXiv 2502.16982, section 2.2), so both take the same rate.
 
     Args:
-        options: with `optimizer`, `weight_decay` and `clip_norm`; `FineTuningOptions` also have
-            `layer_decay` and `ema`.
+        options: with `optimizer`, `beta_2`, `weight_decay` and `clip_norm`; `FineTuningOptions`
+            also have `layer_decay` and `ema`.
         schedule: learning rate by step.
         model: the task that is trained, for `layer_decay` and the shapes of its kernels.
-        beta_2: decay of AdamW's variance.
         default: "adamw" or "muon", what `--optimizer auto` is.
         output_layers: pattern of their paths; AdamW updates them.
 
@@ -99,7 +101,7 @@ def make_optimizer(
     if (default if options.optimizer == "auto" else options.optimizer) == "muon":
         optimizer = keras.optimizers.Muon(
             schedule,
-            adam_beta_2=beta_2,
+            adam_beta_2=options.beta_2,
             adam_weight_decay=decay,
             exclude_layers=[output_layers],
             **shared,
@@ -107,7 +109,7 @@ def make_optimizer(
         width = getattr(getattr(model, "backbone", None), "hidden_dim", None)
         optimizers.orthogonalize_heads(optimizer, width)
     else:
-        optimizer = keras.optimizers.AdamW(schedule, beta_2=beta_2, **shared)
+        optimizer = keras.optimizers.AdamW(schedule, beta_2=options.beta_2, **shared)
     # Of the variable itself: TensorFlow's names are paths, in which a layer may be called so, too.
     optimizer.exclude_from_weight_decay(var_names=[r"(bias|gamma|beta|scale)[^/]*$"])
     layer_decay = getattr(options, "layer_decay", 1.0)
@@ -117,7 +119,7 @@ def make_optimizer(
     return optimizer
 
 
-def attach(model: keras.Model, options) -> None:
+def save_only_trained(model: keras.Model, options) -> None:
     """Makes a compiled model save checkpoints of what trains, which are small.
 
     A model that is evaluated (`options.evaluation`) saves nothing.

@@ -61,10 +61,12 @@ def source_of(preset: str) -> Source:
         DataError: the checkpoint does not hold the model that was tested.
     """
     weights = _weights_in(Path(preset))
-    run = _run_of(weights) if weights is not None else None
+    if weights is None:
+        return Source(preset, None)
+    run = _run_of(weights)
     if run is None:
         return Source(preset, None)
-    option = _partly_saved_with(run)
+    option = _partly_saved_with(run, weights.parent)
     if option is not None:
         raise DataError(
             f"{preset}: its run was trained with {option}, so its checkpoints serve to resume "
@@ -73,8 +75,11 @@ def source_of(preset: str) -> Source:
     return Source(str(run / "model"), weights)
 
 
-def _partly_saved_with(run: Path) -> str | None:
-    """Returns the option whose runs have checkpoints without the whole, or the averaged, model."""
+def _partly_saved_with(run: Path, checkpoint: Path) -> str | None:
+    """Returns what makes the checkpoints of a run lack a part, or the averages, of the model."""
+    state = files.json_object(checkpoint / STATE)
+    if state.get("averages"):  # of an optimizer's own `use_ema`, without the option, too
+        return "averages of its weights"
     try:
         options = json.loads((run / "options.json").read_text(encoding="utf-8"))["options"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -21,10 +21,14 @@ class Classes:
     Args:
         data: the sentences and their labels.
         metrics: names of metrics besides accuracy and macro F1.
+        weights: "balanced", with which rare classes count as much as frequent ones in training; or
+            "none".
     """
 
-    def __init__(self, data: sentences.Sentences, metrics: Sequence[str] = ()):
-        self.data = data
+    def __init__(
+        self, data: sentences.Sentences, metrics: Sequence[str] = (), weights: str = "none"
+    ):
+        self.data, self.balanced = data, weights == "balanced"
         self.names = list(dict.fromkeys([*data.metrics, *metrics]))
 
     def baselines(self) -> dict[str, float]:
@@ -36,17 +40,22 @@ class Classes:
         labels = self.data.splits["train"][1]
         return sentences.naive_bayes_evidence(inputs, labels, tokenizer, len(self.data.classes))
 
-    def balanced_weights(self) -> dict[int, float] | np.ndarray:
-        """Returns weights with which rare classes count as much as frequent ones in training."""
+    def class_weight(self) -> dict[int, float] | None:
+        """Returns the weights of the classes for `fit()`, if they are balanced."""
+        if not self.balanced:
+            return None
         labels = self.data.splits["train"][1]
         return sentences.balanced_class_weights(labels, len(self.data.classes))
 
-    def loss(self, label_smoothing: float, weights=None) -> keras.losses.Loss | Callable:
+    def label_weights(self) -> np.ndarray | None:
+        """Returns the weights that the loss has of several labels, if they are balanced."""
+        return None
+
+    def loss(self, label_smoothing: float) -> keras.losses.Loss | Callable:
         """Returns the loss, with smoothed labels if that is not 0.
 
         Args:
             label_smoothing: probability of a label to spread evenly.
-            weights: those of `balanced_weights()`; `fit(class_weight=)` takes those of classes.
         """
         if label_smoothing:
             return smoothed_cross_entropy(label_smoothing)
@@ -119,7 +128,11 @@ class Scores(Classes):
         """Returns what word pieces say about the scores of the training split."""
         return scores.evidence(inputs, self.data.splits["train"][1], tokenizer)
 
-    def loss(self, label_smoothing: float, weights=None) -> keras.losses.Loss:
+    def class_weight(self) -> None:
+        """Returns None: scores have no classes."""
+        return None
+
+    def loss(self, label_smoothing: float) -> keras.losses.Loss:
         """Returns the loss."""
         return keras.losses.MeanSquaredError()
 
@@ -137,7 +150,7 @@ class Scores(Classes):
 
     def loss_weights(self) -> list[float]:
         """Returns the weight of the loss, for `compile()`; with it any unit has the same loss."""
-        return [self.scale().scale ** -2]
+        return [float(np.float32(self.data.mean_and_deviation()[1])) ** -2]
 
     def metrics(self) -> list[keras.metrics.Metric]:
         """Returns the metrics of training, validation and test."""
@@ -181,12 +194,19 @@ class Several(Classes):
         """Returns what word pieces say about the labels of the training split."""
         return several_labels.evidence(inputs, self.data.splits["train"][1], tokenizer)
 
-    def balanced_weights(self) -> np.ndarray:
-        """Returns weights with which both values of each label count the same, for `loss()`."""
+    def class_weight(self) -> None:
+        """Returns None: the loss has the weights."""
+        return None
+
+    def label_weights(self) -> np.ndarray | None:
+        """Returns weights with which both values of each label count the same, or None."""
+        if not self.balanced:
+            return None
         return several_labels.balanced_weights(self.data.splits["train"][1])
 
-    def loss(self, label_smoothing: float, weights=None) -> keras.losses.Loss | Callable:
+    def loss(self, label_smoothing: float) -> keras.losses.Loss | Callable:
         """Returns the loss: the mean over the labels."""
+        weights = self.label_weights()
         if weights is not None:
             return weighted_binary_cross_entropy(weights, label_smoothing)
         return keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=label_smoothing)

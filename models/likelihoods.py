@@ -1,6 +1,7 @@
 """Computes the likelihood of texts under masked and causal language models and n-grams."""
 
 import collections
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -8,7 +9,7 @@ import keras_nlp
 import numpy as np
 
 from data import next_tokens, word_pieces
-from data.errors import DataError
+from data.errors import DataError, InputError
 from data.kneser_ney import KneserNey
 from data.live_line import live_line
 from data.next_tokens import Ends
@@ -35,7 +36,7 @@ def pseudo_log_likelihoods(model, tokenizer, texts: Sequence[str], longest: int)
         Nats; equal word pieces give equal sums.
 
     Raises:
-        DataError: a text has more tokens.
+        InputError: a text has more tokens.
     """
     special = SpecialTokens.of(tokenizer)
     encoded = [[special.cls, *ids, special.sep] for ids in encode(tokenizer, texts, longest)]
@@ -79,15 +80,9 @@ def next_token_log_likelihoods(
         Nats; equal tokens give equal sums.
 
     Raises:
-        DataError: a text has more tokens, or none to predict.
+        InputError: a text has more tokens, or none to predict.
     """
-    ends = Ends.of(tokenizer)
-    encoded = [ends.around(ids)[:-1] for ids in next_tokens.tokenize(texts, tokenizer)]
-    for text, ids in zip(texts, encoded, strict=True):
-        if len(ids) > longest:
-            raise DataError(f"{len(ids)} tokens, the model takes {longest}: {text[:60]!r}")
-        if len(ids) < 2:
-            raise DataError(f"no token to predict in {text[:60]!r}")
+    encoded = encode_beginnings(tokenizer, texts, longest)
 
     def score(batch: np.ndarray) -> list[float]:
         inputs = {"token_ids": batch[:, :-1], "padding_mask": np.ones_like(batch[:, :-1])}
@@ -95,6 +90,28 @@ def next_token_log_likelihoods(
         return [bert.sum_of_log_shares(*text) for text in zip(logits, batch[:, 1:], strict=True)]
 
     return _by_length(encoded, score, lambda length: ROWS // length)
+
+
+def encode_beginnings(tokenizer, texts: Sequence[str], longest: int) -> list[list[int]]:
+    """Returns the tokens of each text as the beginning of a document, a start token included.
+
+    Args:
+        tokenizer: of a causal language model.
+        texts: the texts.
+        longest: largest number of tokens.
+
+    Raises:
+        InputError: a text has more tokens, or none after the first.
+    """
+    ends = Ends.of(tokenizer)
+    encoded = [ends.around(ids)[:-1] for ids in next_tokens.tokenize(texts, tokenizer)]
+    for index, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
+        if len(ids) > longest:
+            message = f"{len(ids)} tokens, the model takes {longest}: {text[:60]!r}"
+            raise InputError(message, index)
+        if len(ids) < 2:
+            raise InputError(f"no token to predict in {text[:60]!r}", index)
+    return encoded
 
 
 def encode(tokenizer, texts: Sequence[str], longest: int = sys.maxsize) -> list[list[int]]:
@@ -106,15 +123,37 @@ def encode(tokenizer, texts: Sequence[str], longest: int = sys.maxsize) -> list[
         longest: largest number of tokens, including [CLS] and [SEP].
 
     Raises:
-        DataError: a text has more tokens.
+        InputError: a text has more tokens.
     """
     encoded: list[list[int]] = []
     for ids, lengths in word_pieces.tokenize(texts, tokenizer):
         encoded += [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
-    for text, pieces in zip(texts, encoded, strict=True):
+    for index, (text, pieces) in enumerate(zip(texts, encoded, strict=True)):
         if len(pieces) + 2 > longest:
-            raise DataError(f"{len(pieces) + 2} tokens, the model takes {longest}: {text[:60]!r}")
+            message = f"{len(pieces) + 2} tokens, the model takes {longest}: {text[:60]!r}"
+            raise InputError(message, index)
     return encoded
+
+
+def as_answers(likelihoods: Sequence[float], predicted: Sequence[int]) -> list[list[dict]]:
+    """Returns the answers of a recipe's `predict(score=True)`.
+
+    Args:
+        likelihoods: of each text its log-likelihood, in nats.
+        predicted: how many tokens that is the sum of.
+
+    Returns:
+        Per text the log-likelihood, the number of tokens, and their perplexity.
+
+    Raises:
+        InputError: a text has no tokens.
+    """
+    if 0 in predicted:
+        raise InputError("a text without tokens has no perplexity", predicted.index(0))
+    return [
+        [{"log_likelihood": nats, "tokens": count, "perplexity": math.exp(-nats / count)}]
+        for nats, count in zip(likelihoods, predicted, strict=True)
+    ]
 
 
 def _by_length(

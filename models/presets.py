@@ -45,6 +45,9 @@ NOT_IN_HALF = ("RoformerV2Backbone",)
 JSON_FILES = ("config", "task", "preprocessor", "tokenizer", "model.weights")  # .json
 HEAD_WEIGHTS = "task.weights.h5"  # the whole task's, as `save_to_preset()` writes them
 HTTPS = 443  # the port
+# Rows without a piece that published models have: embeddings are padded to a multiple of up to 128,
+# for several devices to one of up to 1,024; beyond that a tenth of a small vocabulary is tolerated.
+MOST_PADDED, MOST_UNUSED = 128, 2048
 TRAINING_COPIES = 4  # weights, gradients, and AdamW's two moments
 
 
@@ -55,6 +58,8 @@ def problems_of_presets(options, *more: str) -> list[str]:
         options: with `preset`, `init_from` and `FROM_SCRATCH`.
         *more: names of further options that a preset has its own values of.
     """
+    if options.preset == "auto" and type(options)().preset != "auto":
+        return ["--preset auto: pass scratch, the name of a preset, or its folder"]
     named = [] if options.preset in ("auto", "scratch") else [f"the preset {options.preset}"]
     if getattr(options, "init_from", None) is not None:
         named.append("--init-from")
@@ -77,7 +82,7 @@ def choose_preset(
     """Chooses the preset: the run's, the named one, or for `auto` the tiny one if it fits.
 
     Args:
-        options: with `preset`, `init_from` and `FROM_SCRATCH`.
+        options: with `preset` and `FROM_SCRATCH`, perhaps `init_from`.
         known: the preset of an earlier part of this run, or None.
         english_wikitext: whether the text is what the tiny preset was trained on.
 
@@ -89,8 +94,9 @@ def choose_preset(
         DataError: `init_from` is neither a finished run nor part of one.
     """
     preset = known or options.preset
-    if known is None and options.init_from is not None:
-        preset = init_from.preset_of(options.init_from)
+    start = getattr(options, "init_from", None)
+    if known is None and start is not None:
+        preset = init_from.preset_of(start)
     if preset != "auto":
         return (None if preset == "scratch" else preset), None
     if not english_wikitext or given_sizes(options):
@@ -635,8 +641,11 @@ def require_mask_token(tokenizer, preset: str, option: str) -> None:
         raise DataError(f"preset {preset}: its tokenizer has no mask token, which {option} needs")
 
 
-def require_vocabulary(model, tokenizer, preset: str) -> None:
+def check_vocabulary(model, tokenizer, preset: str) -> str | None:
     """Rejects a tokenizer with an id that the model has no embedding for.
+
+    Returns:
+        A note if the model has many more embeddings than the tokenizer has ids; otherwise None.
 
     Raises:
         DataError: with the largest id and the number of embeddings.
@@ -647,3 +656,11 @@ def require_vocabulary(model, tokenizer, preset: str) -> None:
             f"preset {preset}: its tokenizer has ids up to {largest:,} and its model {rows:,} "
             "embeddings; the two do not belong together"
         )
+    unused = rows - 1 - largest
+    if unused <= max(MOST_PADDED, min(MOST_UNUSED, rows // 10)):
+        return None
+    return (
+        f"preset {preset}: its tokenizer has {largest + 1:,} pieces and its model {rows:,} "
+        "embeddings: if its vocabulary was cut short, words are read as other pieces or as unknown "
+        "ones; compare its files with the published ones"
+    )

@@ -16,11 +16,21 @@ COLDEST = 1e-6
 MOST_SAMPLES = 1000  # of a prompt; they are drawn in one batch
 
 
-class _TokensAlone:
-    """Leaves out the ids that no token has: a preset's table may have more rows, or gaps."""
+class _Restricted:
+    """Leaves out ids that no token has (a preset's table may have more rows, or gaps), and repeats.
+
+    Args:
+        repetition_penalty: see `lowered()`.
+        no_repeat_ngram_size: see `would_repeat()`; 0 allows all n-grams.
+    """
 
     ids: np.ndarray | None = None  # those that tokens have; None for all
     num_samples = 1  # texts of each prompt, which are consecutive rows of a batch
+
+    def __init__(self, repetition_penalty: float = 1.0, no_repeat_ngram_size: int = 0):
+        super().__init__()
+        self.repetition_penalty = repetition_penalty
+        self.no_repeat_ngram_size = no_repeat_ngram_size
 
     def of_tokens(self, logits: tf.Tensor) -> tf.Tensor:
         """Returns logits of shape (texts, ids), -inf where no token of the tokenizer has the id."""
@@ -29,8 +39,63 @@ class _TokensAlone:
         is_token = np.isin(np.arange(logits.shape[-1]), self.ids)
         return logits if is_token.all() else tf.where(is_token, logits, -np.inf)
 
+    def without_repetition(
+        self, scores: tf.Tensor, written: tf.Tensor, index: tf.Tensor, ends: Sequence[int]
+    ) -> tf.Tensor:
+        """Lowers the scores of tokens that a text has, and forbids n-grams that it has, with -inf.
 
-class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
+        Args:
+            scores: logits or log probabilities of the next tokens, float32 of shape (texts, ids).
+            written: token ids of shape (texts, length).
+            index: how many of them a text has, its prompt included; a scalar.
+            ends: the tokens that end a text, which stay as they are.
+        """
+        size, index = scores.shape[-1], tf.cast(index, tf.int32)
+        may_change = ~np.isin(np.arange(size), ends)
+        if self.repetition_penalty != 1:
+            is_written = tf.range(written.shape[1]) < index
+            seen = _marked(written, is_written & tf.ones_like(written, tf.bool), size)
+            scores = tf.where(seen & may_change, self.lowered(scores), scores)
+        if 0 < self.no_repeat_ngram_size <= written.shape[1]:
+            repeats = _marked(written, self.would_repeat(written, index), size)
+            scores = tf.where(repeats & may_change, -np.inf, scores)
+        return scores
+
+    def lowered(self, scores: tf.Tensor) -> tf.Tensor:
+        """Returns the scores of tokens that a text has (Keskar et al., CTRL, arXiv 1909.05858).
+
+        Positive ones are divided by the penalty and negative ones multiplied, as in `transformers`.
+        """
+        penalty = self.repetition_penalty
+        return tf.where(scores > 0, scores / penalty, scores * penalty)
+
+    def would_repeat(self, written: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        """Marks tokens that, written once more, would repeat an n-gram of the text.
+
+        These are the ones that follow tokens which equal the last n - 1.
+
+        Returns:
+            Booleans of the shape of `written`.
+        """
+        before, length = self.no_repeat_ngram_size - 1, written.shape[1]
+        places = tf.range(before, length)
+        follows = (places < index) & tf.ones_like(written[:, before:], tf.bool)
+        for place in range(before):
+            last = tf.gather(written, tf.maximum(index - before + place, 0), axis=1)
+            follows &= written[:, place : length - before + place] == last[:, None]
+        return tf.pad(follows, [[0, 0], [before, 0]])
+
+
+def _marked(tokens: tf.Tensor, chosen: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns booleans of shape (texts, size), true for the ids of the chosen tokens of a text."""
+    columns = tf.where(chosen, tf.cast(tokens, tf.int32), size)  # one more for all others
+    rows = tf.range(tf.shape(tokens)[0])[:, None] + tf.zeros_like(columns)
+    shape = [tf.shape(tokens)[0], size + 1]
+    counts = tf.scatter_nd(tf.stack([rows, columns], axis=-1), tf.ones_like(columns), shape)
+    return counts[:, :size] > 0
+
+
+class Sampler(_Restricted, keras_nlp.samplers.GreedySampler):
     """Draws tokens so that a text does not depend on the others in its batch.
 
     KerasNLP's samplers draw for a whole batch from one stream. Here the largest of logits plus
@@ -43,6 +108,7 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         top_p: draw among the likeliest tokens whose probabilities add up to P; 1 among all.
         seed: decides the draws.
         num_samples: texts of each prompt. The first one is the text that is drawn alone.
+        **repetition: `repetition_penalty` and `no_repeat_ngram_size`, see `_Restricted`.
     """
 
     def __init__(
@@ -52,8 +118,9 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         top_p: float = 1.0,
         seed: int = 0,
         num_samples: int = 1,
+        **repetition,
     ):
-        super().__init__()
+        super().__init__(**repetition)
         self.scale = temperature if temperature >= COLDEST else 0.0
         self.top_k, self.top_p = top_k, top_p
         self.num_samples = num_samples
@@ -65,10 +132,12 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         keys = self.keys
         if keys is None:
             keys = self.keys_of(prompt, tf.ones_like(prompt) if mask is None else mask)
+        ends = named.get("stop_token_ids") or ()
 
         def drawn(prompt, cache, index):
             logits, states, cache = next(prompt, cache, index)
             logits = self.of_tokens(tf.cast(logits, tf.float32))
+            logits = self.without_repetition(logits, prompt, index, ends)
             if self.scale > 0:
                 logits = self.with_noise(logits, index, keys)
             return logits, states, cache
@@ -117,7 +186,7 @@ class Sampler(_TokensAlone, keras_nlp.samplers.GreedySampler):
         return logits - tf.math.log(-tf.math.log(uniform))
 
 
-class BeamSearch(_TokensAlone, keras_nlp.samplers.Sampler):
+class BeamSearch(_Restricted, keras_nlp.samplers.Sampler):
     """Keeps several beginnings of each text, the likeliest ones, and returns the best text.
 
     Unlike KerasNLP's BeamSampler it leaves a beginning that has ended as it is: that one adds
@@ -128,10 +197,11 @@ class BeamSearch(_TokensAlone, keras_nlp.samplers.Sampler):
 
     Args:
         num_beams: beginnings of each text; 1 always takes the likeliest token.
+        **repetition: `repetition_penalty` and `no_repeat_ngram_size`, see `_Restricted`.
     """
 
-    def __init__(self, num_beams: int):
-        super().__init__()
+    def __init__(self, num_beams: int, **repetition):
+        super().__init__(**repetition)
         self.num_beams = num_beams
 
     def __call__(  # noqa: D417
@@ -165,6 +235,7 @@ class BeamSearch(_TokensAlone, keras_nlp.samplers.Sampler):
         def add_token(ids, cache, totals, place):
             logits, _, cache = next(ids, cache, place)
             after = tf.nn.log_softmax(self.of_tokens(tf.cast(logits, tf.float32)))
+            after = self.without_repetition(after, ids, place, stop_token_ids)
             size = after.shape[1]
             stays = tf.where(tf.range(size) == stop_token_ids[0], 0.0, -np.inf)
             after = tf.where(has_ended(ids)[:, None], stays, after)
@@ -193,6 +264,16 @@ class BeamSearch(_TokensAlone, keras_nlp.samplers.Sampler):
 
 def _is_one_of(tokens: tf.Tensor, wanted: Sequence[int]) -> tf.Tensor:
     return tf.reduce_any(tokens[..., None] == tf.constant(wanted, tokens.dtype), axis=-1)
+
+
+def repetition_problems(repetition_penalty: float, no_repeat_ngram_size: int) -> list[str]:
+    """Returns a line for each option of `_Restricted` that is out of range."""
+    problems = []
+    if not 0 < repetition_penalty < math.inf:
+        problems.append(f"--repetition-penalty {repetition_penalty}: must be in (0, inf)")
+    if no_repeat_ngram_size < 0 or no_repeat_ngram_size == 1:
+        problems.append(f"--no-repeat-ngram-size {no_repeat_ngram_size}: must be 0 or at least 2")
+    return problems
 
 
 def sampling_problems(

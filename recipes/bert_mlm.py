@@ -35,10 +35,11 @@ from models import bert, fine_tuning, likelihoods, presets
 from models.chunked_head import chunked_masked_lm, has_tied_logits
 from models.initial_weights import init_local_attention, init_unigram_bias
 from training.command_line import command_line
+from training.errors import OptionsError
 from training.loaded_run import LoadedRun, top_k
 from training.options import HeldOutOptions, TextOptions, option
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import WarmUp, reshaped
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -98,7 +99,7 @@ class Options(TextOptions, HeldOutOptions):
     base_learning_rate: float | None = option(
         None, "Peak learning rate for one replica (default: 1.5e-3 from scratch, 1e-4 otherwise)."
     )
-    beta_2: float = option(0.98, "AdamW's decay of the variance.", within="[0, 1)")
+    beta_2: float = 0.98
     epochs: int = 8
 
     def problems(self) -> list[str]:
@@ -175,10 +176,11 @@ def main(options: Options) -> dict:
         sequences, masking = make_sequences(
             options, text, tokenizer, run.cache_dir, inputs, options.initial_probability(preset)
         )
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(*(text.repeated_notes() if run.has_own_dataset else ()))
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*text.repeated_notes())
         run.note(*sequence_notes(options, sequences, tokenizer))
         tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,
@@ -213,19 +215,19 @@ def main(options: Options) -> dict:
         with run.strategy.scope():
             log_frequency = masked_lm.log_frequency(sequences["train"], masking)
             network = build_model(options, masking.vocabulary_size, preset, log_frequency)
-            presets.require_vocabulary(network, tokenizer, str(preset))
-            # Trains the weights of the network, whose logits it computes in chunks.
+            run.note(presets.check_vocabulary(network, tokenizer, str(preset)))
+            # The same weights with logits in chunks: `model` trains, `network` is saved.
             chunked = options.head == "chunked" and has_tied_logits(network)
             model = chunked_masked_lm(network) if chunked else network
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = fine_tuning.make_optimizer(
-                options, WarmUp(warmup, decay), beta_2=options.beta_2
-            )
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
+            # AdamW or Muon; biases and layer norms do not decay.
+            optimizer = fine_tuning.make_optimizer(options, schedule)
             model.compile(
                 optimizer=optimizer,
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                weighted_metrics=[
+                weighted_metrics=[  # unused slots for predictions have weight 0
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
@@ -325,18 +327,31 @@ def make_preprocessor(options: Options, preset: str | None, tokenizer):
     return presets.load(keras_nlp.models.MaskedLMPreprocessor, preset, **settings)
 
 
-def predict(run: LoadedRun, inputs: Sequence[str], *, top: int = 5) -> list[list[dict]]:
-    """Returns the most likely word pieces for each [MASK] of texts.
+def predict(
+    run: LoadedRun, inputs: Sequence[str], *, top: int = 5, score: bool = False
+) -> list[list[dict]]:
+    """Returns the most likely word pieces for each [MASK] of texts, or how likely texts are.
 
     Args:
         run: a finished run of this recipe.
-        inputs: texts with one [MASK] or more. Special tokens are never predicted.
+        inputs: texts with one [MASK] or more, or texts to score. Special tokens are never
+            predicted.
         top: number of word pieces for each [MASK]; 0 for all.
+        score: return the pseudo-log-likelihood of each text and its perplexity per word piece.
+
+    Raises:
+        OptionsError: `top` beside `score`.
     """
+    if score and top != 5:  # the default
+        raise OptionsError(f"--top {top}: leave it out; --score predicts no word pieces")
     if not has_inputs(inputs):
         return []
     model = run.load_model("float32")
     tokenizer = model.preprocessor.tokenizer
+    if score:
+        longest = model.preprocessor.sequence_length
+        predicted = [len(pieces) for pieces in likelihoods.encode(tokenizer, inputs, longest)]
+        return likelihoods.as_answers(log_likelihoods(run, inputs), predicted)
     pieces = word_pieces.pieces_of(tokenizer)
     mask_token = pieces[tokenizer.mask_token_id]
     pieces = word_pieces.texts_of_pieces(tokenizer)

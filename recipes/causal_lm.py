@@ -34,15 +34,23 @@ import numpy as np
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
-from callbacks.averages import averaged
-from callbacks.steps import StepCallback
+from callbacks.generated import GeneratedTexts
 from callbacks.tensorboard import escape
-from data import arrays, batches, byte_pairs, next_tokens, prompts, templates, word_pieces
-from data import baselines as counted
-from data.errors import DataError, first_line, has_inputs, read_each
+from data import (
+    arrays,
+    baselines,
+    batches,
+    byte_pairs,
+    next_tokens,
+    prompts,
+    templates,
+    word_pieces,
+)
+from data.errors import DataError, has_inputs, read_each
 from data.kneser_ney import KneserNey, counted_note
 from data.live_line import Waiting, live_line
 from data.next_tokens import Ends
+from data.splits import TITLES, with_notes
 from data.templates import Template
 from data.text import Text, load_text
 from models import decoders, fine_tuning, likelihoods, presets, samplers
@@ -52,7 +60,7 @@ from training.loaded_run import LoadedRun
 from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import WarmUp, reshaped
 
 log = logging.getLogger("recipes")
 
@@ -124,7 +132,7 @@ class Options(FineTuningOptions, HeldOutOptions):
     )
     freeze_backbone: bool = option(False, HIDDEN)  # refused: the head is the token embedding
     lora_rank: int | None = option(
-        None, "Train low-rank adapters of the attention layers (LoRA) only; 8 is usual."
+        None, "Train low-rank adapters (LoRA, see --lora-layers) only; 8 is usual."
     )
     sequence_length: int = option(128, "Tokens of a row.", within="[4, 1e5]")
     context: Literal["document", "row"] = option(
@@ -226,8 +234,7 @@ def main(options: Options) -> dict:
             return run.results
         # Text, or prompts with responses; a tokenizer; rows of tokens by split.
         data = load_data(options, run)
-        asked = run.fact("preset") or options.preset  # a run that resumes keeps its preset
-        preset = None if asked == "scratch" else asked
+        preset, _ = presets.choose_preset(options, run.fact("preset"))
         run.note(data.note, vocabulary_note(options, preset, data), other_kind_note(run, data))
         preprocessor = make_preprocessor(options, preset, data, run.cache_dir)
         tokenizer = preprocessor.tokenizer
@@ -235,8 +242,8 @@ def main(options: Options) -> dict:
         template = choose_template(options, run, data, preset, tokenizer)
         with run.strategy.scope():
             task = build_model(options, tokenizer.vocabulary_size(), preset)
-            presets.require_vocabulary(task, tokenizer, asked)
-            fine_tuning.freeze(task, options)
+            run.note(presets.check_vocabulary(task, tokenizer, str(preset)))
+            fine_tuning.freeze_or_adapt(task, options)
             if run.trained is None:  # only training computes the losses of experts' routers
                 parts = run.strategy.num_replicas_in_sync * options.accumulate_steps
                 decoders.require_whole_batches(task, parts)
@@ -246,15 +253,16 @@ def main(options: Options) -> dict:
         rows = make_rows(
             options, data, tokenizer, together, run.cache_dir, template or templates.TEXT
         )
-        run.note(*special_lines(data, tokenizer), *cut_examples(options, rows))
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(*(data.repeated_notes() if run.has_own_dataset else ()))
-        predicted = {name: sum(map(len, split.labels())) for name, split in rows.items()}
+        run.note(*special_lines(data, tokenizer), *cut_examples(options, data, rows))
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*data.repeated_notes())
+        label_counts = {name: sum(map(len, split.labels())) for name, split in rows.items()}
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(rows["train"]),
             base_learning_rate=default_learning_rate(options, preset),
             warmup_steps=200,
-            tokens_per_example=predicted["train"] / len(rows["train"]),
+            tokens_per_example=label_counts["train"] / len(rows["train"]),
             about={
                 "text": f"{data.name}: {len(rows['train']):,} training sequences",
                 "model": preset or f"{options.architecture} from scratch",
@@ -265,36 +273,42 @@ def main(options: Options) -> dict:
             vocabulary_sha256=word_pieces.vocabulary_sha256(word_pieces.vocabulary_of(tokenizer)),
         )
         train_data, valid_data, test_data = make_batches(options, plan, rows)
-        baseline = baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
+        baseline = compute_baselines(rows, word_pieces.number_of_ids(tokenizer), options.n_grams)
         if "kneser_ney_cross_entropy" in baseline:
             run.note(counted_note(rows["train"].tokens))
-        # Schedule and loss, under the strategy; the model computes the task's logits in chunks.
+        # Schedule and loss, under the strategy.
         with run.strategy.scope():
+            # The same weights, with the documents of a row kept apart, and the logits computed in
+            # chunks: `model` trains, `task` is saved.
             model = decoders.learner(task)
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             model.compile(
+                # AdamW or Muon; biases and layer norms do not decay.
                 optimizer=fine_tuning.make_optimizer(
-                    options, WarmUp(warmup, decay), task, default="adamw" if preset else "muon"
+                    options, schedule, task, default="adamw" if preset else "muon"
                 ),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                weighted_metrics=[
+                weighted_metrics=[  # padding and prompts have weight 0
                     keras.metrics.SparseCategoricalCrossentropy("cross_entropy", from_logits=True),
                     keras.metrics.SparseCategoricalAccuracy("accuracy"),
                 ],
             )
-            fine_tuning.attach(model, options)
+            fine_tuning.save_only_trained(model, options)
         # Training and test; TensorBoard shows how the model continues texts.
-        shown = beginnings(options, data, tokenizer, template)
-        continuations = Continuations(
-            run.tensorboard, task, preprocessor, shown, template, options.seed
+        begun = beginnings(options, data, tokenizer, template)
+        shown = GeneratedTexts(
+            run.tensorboard,
+            "continuations/text",
+            lambda: continuations(task, preprocessor, begun, template, options.seed),
         )
         fit_options = run.prepare(
             model,
             train_data,
             validation=valid_data,
             test=test_data,
-            extra=[continuations],
+            extra=[shown],
             perplexity_of="cross_entropy",
             saves=task,
         )
@@ -302,7 +316,7 @@ def main(options: Options) -> dict:
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         test = {name: test[name] for name in ("cross_entropy", "accuracy")}
         if isinstance(data, Text):  # also per word and per byte: comparable across vocabularies
-            nats = test["cross_entropy"] * predicted["test"]
+            nats = test["cross_entropy"] * label_counts["test"]
             found, notes = perplexities_or_notes(nats, data.splits["test"], tokenizer)
             test |= found
             run.note(*notes)
@@ -448,9 +462,9 @@ def special_lines(data, tokenizer) -> list[str]:
     return [] if note is None else [note]
 
 
-def cut_examples(options: Options, rows: dict) -> list[str]:
+def cut_examples(options: Options, data: Text | prompts.Prompts, rows: dict) -> list[str]:
     """Returns a line for each split with prompts and responses that are longer than a row."""
-    titles = {"train": "training", "valid": "validation", "test": "test"}
+    titles = {"train": "training"} | {split: TITLES[split] for split in with_notes(data.splits)}
     return [
         f"{rows[split].cut:,} {title} examples are longer than --sequence-length "
         f"{options.sequence_length}: truncated, or left out if the prompt alone fills it"
@@ -506,23 +520,23 @@ def missing_perplexities(test: dict) -> list[str]:
     ]
 
 
-def baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[str, float]:
+def compute_baselines(rows: dict, vocabulary_size: int, n_grams: bool = True) -> dict[str, float]:
     """Computes the baselines: unigrams, most frequent token, and Kneser-Ney n-grams of text."""
     train, test = (np.zeros(vocabulary_size, np.int64) for _ in range(2))
     for split, counts in (("train", train), ("test", test)):
         for labels in rows[split].labels():
             counts += np.bincount(labels, minlength=vocabulary_size)
     scores = {
-        "unigram_cross_entropy": counted.unigram_cross_entropy(train, test),
-        "most_frequent_accuracy": counted.most_frequent_accuracy(train, test),
+        "unigram_cross_entropy": baselines.unigram_cross_entropy(train, test),
+        "most_frequent_accuracy": baselines.most_frequent_accuracy(train, test),
     }
-    known, asked = rows["train"], rows["test"]
-    if n_grams and isinstance(known, next_tokens.Rows) and known.together:
+    train_rows, test_rows = rows["train"], rows["test"]
+    if n_grams and isinstance(train_rows, next_tokens.Rows) and train_rows.together:
         # An end ends one document and begins the next; n-grams stay within a document.
         with Waiting("counting n-grams"):
-            model = KneserNey(known.tokens, vocabulary_size, separator=known.ends.end)
-        log_probabilities = model.log_probabilities(asked.tokens)
-        mean = log_probabilities[next_tokens.is_predicted(asked.tokens, asked.ends)].mean()
+            model = KneserNey(train_rows.tokens, vocabulary_size, separator=train_rows.ends.end)
+        log_probabilities = model.log_probabilities(test_rows.tokens)
+        mean = log_probabilities[next_tokens.is_predicted(test_rows.tokens, test_rows.ends)].mean()
         scores = {"kneser_ney_cross_entropy": float(-mean)} | scores
     return scores
 
@@ -546,49 +560,27 @@ def beginnings(
     return begun
 
 
-class Continuations(StepCallback):
-    """Writes continuations of the first validation documents to TensorBoard, each epoch."""
-
-    def __init__(
-        self,
-        tensorboard,
+def continuations(
+    task: keras_nlp.models.CausalLM,
+    preprocessor,
+    begun: Sequence[templates.Prompt],
+    template: str | None,
+    seed: int,
+) -> list[str]:
+    """Continues beginnings of documents, or answers prompts, for TensorBoard, as Markdown."""
+    texts = decoders.generate(
         task,
         preprocessor,
-        shown: Sequence[templates.Prompt],
-        template: str | None,
-        seed: int,
-    ):
-        super().__init__()
-        self.tensorboard, self.task, self.preprocessor = tensorboard, task, preprocessor
-        self.shown, self.sampler = shown, samplers.Sampler(top_k=40, seed=seed)
-        self.template = Template(template, preprocessor.tokenizer) if template else None
-
-    def on_epoch_end(self, epoch, logs=None):
-        """Draws and writes them.
-
-        The training continues where that fails: the epoch's checkpoint is saved afterwards.
-        """
-        if self.tensorboard.folder is None or not self.shown:
-            return
-        try:
-            with averaged(self.model):
-                drawn = decoders.generate(
-                    self.task,
-                    self.preprocessor,
-                    self.shown,
-                    max_length=self.preprocessor.sequence_length,
-                    sampler=self.sampler,
-                    strip_prompt=True,
-                    template=self.template,
-                )
-        except Exception as error:  # KerasHub's generate() of a family may raise whatever
-            kind, self.shown = type(error).__name__, []
-            log.warning("no continuations in TensorBoard: %s: %s", kind, first_line(error))
-            return
-        with self.tensorboard.writing(self.step):
-            for number, (begun, text) in enumerate(zip(self.shown, drawn, strict=True), start=1):
-                line = f"**{escape(templates.last_text(begun))}** {escape(text)}"
-                tf.summary.text(f"continuations/text_{number}", line)
+        begun,
+        max_length=preprocessor.sequence_length,
+        sampler=samplers.Sampler(top_k=40, seed=seed),
+        strip_prompt=True,
+        template=Template(template, preprocessor.tokenizer) if template else None,
+    )
+    return [
+        f"**{escape(templates.last_text(prompt))}** {escape(text)}"
+        for prompt, text in zip(begun, texts, strict=True)
+    ]
 
 
 def predict(
@@ -601,7 +593,10 @@ def predict(
     top_p: float = 1.0,
     num_samples: int = 1,
     seed: int = 0,
+    repetition_penalty: float = 1.0,
+    no_repeat_ngram_size: int = 0,
     stop: tuple[str, ...] = (),
+    score: bool = False,
 ) -> list[list[dict]]:
     """Continues texts, or answers prompts, all in one batch.
 
@@ -617,12 +612,22 @@ def predict(
         top_p: sample among the most likely tokens whose probabilities add up to P.
         num_samples: continuations of each input; the first one is the same with any number.
         seed: seed of the sampling.
+        repetition_penalty: lowers the logits of tokens that a text has; 1.1 to 1.3 are usual.
+        no_repeat_ngram_size: never write the same N tokens in a row twice; 0 allows it.
         stop: texts before the first of which a continuation ends, such as '###' or a line break.
+        score: write nothing: return the log-likelihood of each text and its perplexity per token.
 
     Raises:
         OptionsError: a value is out of range.
     """
+    if score:
+        written: list = [max_length, temperature, top_k, top_p, num_samples, seed]
+        written += [repetition_penalty, no_repeat_ngram_size, len(stop)]
+        if written != [0, 1.0, 40, 1.0, 1, 0, 1.0, 0, 0]:  # the defaults
+            raise OptionsError("--score: writes nothing; leave out the options of what is written")
+        return scores(run, inputs)
     problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
+    problems += samplers.repetition_problems(repetition_penalty, no_repeat_ngram_size)
     if "" in stop:
         problems.append(f"--stop {stop!r}: expected texts, none of them empty")
     if max_length < 0 or max_length == 1:
@@ -633,18 +638,53 @@ def predict(
         return []
     task = run.load_model("float32")
     template = run.metadata["template"]
-    asked = inputs if template is None else read_each(prompts.of_input, inputs)
+    begun = inputs if template is None else read_each(prompts.of_input, inputs)
+    sampler = samplers.Sampler(
+        temperature,
+        top_k or None,
+        top_p,
+        seed,
+        num_samples,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+    )
     texts = decoders.generate(
         task,
         task.preprocessor,
-        asked,
+        begun,
         max_length=max_length or task.preprocessor.sequence_length,
-        sampler=samplers.Sampler(temperature, top_k or None, top_p, seed, num_samples),
+        sampler=sampler,
         strip_prompt=template is not None,
         template=template and Template(template, task.preprocessor.tokenizer),
         stop=stop,
     )
     return samplers.by_prompt(texts, num_samples)
+
+
+def scores(run: LoadedRun, texts: Sequence[str]) -> list[list[dict]]:
+    """Returns the log-likelihood, the number of tokens and the perplexity of each text.
+
+    Args:
+        run: a finished run of this recipe on text.
+        texts: as in `log_likelihoods`.
+
+    Raises:
+        OptionsError: the run learned prompts and responses.
+    """
+    if run.metadata["template"] is not None:
+        raise OptionsError(
+            "--score: the run learned responses to prompts; recipes.evaluate RUN --test-file FILE "
+            "has their cross-entropy"
+        )
+    if not has_inputs(texts):
+        return []
+    preprocessor = run.load_model("float32").preprocessor
+    encoded = likelihoods.encode_beginnings(
+        preprocessor.tokenizer, texts, preprocessor.sequence_length
+    )
+    # The first token is given: the one that starts a document, where the family has one.
+    predicted = [len(ids) - 1 for ids in encoded]
+    return likelihoods.as_answers(log_likelihoods(run, texts), predicted)
 
 
 def log_likelihoods(run: LoadedRun, texts: Sequence[str]) -> list[float]:

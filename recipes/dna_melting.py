@@ -21,6 +21,7 @@ measured molecules 1.36 degrees C in 32 minutes on one core (README.md).
 """
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +55,7 @@ from training.loaded_run import LoadedRun
 from training.options import HeldOutOptions, TransformerOptions, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import WarmUp, reshaped
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -105,6 +106,7 @@ class Options(TransformerOptions, HeldOutOptions):
     hidden_dim: int = option(128, "Width of the model; feed-forward layers are twice as wide.")
     dropout: float = option(0.0, "Dropout of the Transformer.", within="[0, 1)")
     base_learning_rate: float = 2e-3
+    beta_2: float = 0.98
     warmup_steps: int | None = option(
         None, "Steps of linear warm-up (default: 50, but at most a tenth of the run)."
     )
@@ -240,7 +242,8 @@ def mean_of_both_ends(network: keras.Model) -> keras.Model:
     Returns:
         A `keras.Model` with the same inputs and outputs.
     """
-    other_end = network.call(melting.from_other_end(network.input))  # the same layers once more
+    # `call()` repeats the layers in this model; calling the network would nest it in there.
+    other_end = network.call(melting.from_other_end(network.input))
     mean = keras.layers.Average(dtype=keras.config.floatx())([network.output, other_end])
     return keras.Model(network.input, mean)
 
@@ -318,7 +321,9 @@ def load_molecules(options: Options, run) -> dict[str, list[melting.Molecule]]:
     )
     run.note(melting.unread_note(run.dataset, run.held_out, run.test_file))
     if options.enthalpy_weight:
-        melting.require_folding(sum(molecules.values(), []), run.dataset)
+        melting.require_folding(
+            [each for split in molecules.values() for each in split], run.dataset
+        )
     kept = {
         "train": arrays.draw(len(molecules["train"]), options.max_examples, options.seed),
         "valid": arrays.spaced(len(molecules["valid"]), options.max_validation_examples),
@@ -344,7 +349,8 @@ def main(options: Options) -> dict:
         if options.formula_weight:
             drawn = melting.formula_duplexes(options.seed, options.oligos, molecules)
         measured = melting.temperatures(molecules["train"])
-        width = max(len(m.column_ids) for m in sum(molecules.values(), drawn))
+        known = itertools.chain(drawn, *molecules.values())
+        width = max(len(molecule.column_ids) for molecule in known)
         used = molecules | {"train": molecules["train"] + drawn}
         splits = {name: to_arrays(split, width) for name, split in used.items()}
         train_inputs, train_tm = splits["train"]
@@ -359,6 +365,7 @@ def main(options: Options) -> dict:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
         if drawn:
             counts += f", and {len(drawn):,} of the formula"
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(train_tm),
             base_learning_rate=options.base_learning_rate,
@@ -373,8 +380,8 @@ def main(options: Options) -> dict:
             run.note("r2 is left out: all temperatures of the test split are equal")
         train_data, valid_data, test_data = make_batches(options, plan, used, splits, weights)
         baseline = melting.baselines(molecules)
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(*(melting.repeated_notes(molecules) if run.has_own_dataset else ()))
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*melting.repeated_notes(molecules))
         # Networks, schedule and loss in degrees C, under the strategy.
         with run.strategy.scope():
             networks = [build_model(options, mean) for _ in range(options.members)]
@@ -384,11 +391,11 @@ def main(options: Options) -> dict:
             model = side_by_side(answering)
             # Tested and saved, not trained.
             melting_model = mean_of_members([mean_of_both_ends(network) for network in networks])
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
-            optimizer = fine_tuning.make_optimizer(
-                options, WarmUp(warmup, decay), beta_2=0.98, output_layers=OUTPUT_LAYERS
-            )
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
+            # AdamW or Muon; biases and layer norms do not decay.
+            optimizer = fine_tuning.make_optimizer(options, schedule, output_layers=OUTPUT_LAYERS)
             # Measured temperatures have outliers, which a squared error would follow.
             loss, loss_weights = keras.losses.MeanAbsoluteError(), None
             metrics: list | dict = [
@@ -521,8 +528,7 @@ def results_of(
         "metadata": {"plus_minus": spread},
         "examples_table": lambda: worst_first(molecules["test"], missed["test"]),
     }
-    # Not of a run that is evaluated on other data: it was not trained on their training split.
-    if run.has_own_dataset:
+    if run.has_own_dataset:  # as in main
         results["test_molecules_in_training"] = melting.in_training(molecules, "test")
     return results
 

@@ -91,8 +91,8 @@ def main(options: Options) -> dict:
         splits = arrays.draw_examples(
             images.splits, options.max_examples, options.seed, options.max_validation_examples
         )
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(unlearnable_note(splits, images.classes) if run.has_own_dataset else None)
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(unlearnable_note(splits, images.classes))
         counts = ", ".join(f"{len(labels):,} {split}" for split, (_, labels) in splits.items())
         # Global batch, learning rate and steps for this number of replicas.
         plan = run.plan(

@@ -201,7 +201,11 @@ def main(options: Options, **more) -> list[list[dict]]:
     names_labels = several and not chosen.get("top")
     # Of thousands of classes a file has those alone that an input has, unless all were asked for.
     is_few = len(run.metadata.get("classes", ())) <= MOST_CLASS_COLUMNS
-    kinds = {"several": names_labels, "class_columns": is_few or chosen.get("top") == 0}
+    kinds = {
+        "several": names_labels,
+        "threshold": chosen.get("threshold", 0.5),
+        "class_columns": is_few or chosen.get("top") == 0,
+    }
     table, begun = _answer_table(options, inputs, has_rows, kinds), 0
     answers: list[list[dict]] = []
     refused: list[str] = []
@@ -267,7 +271,7 @@ def _read_column(run, path: Path, column: str, second: str | None) -> Sequence[A
 
 
 def _answer_table(
-    options: Options, inputs: Sequence[Any], has_rows: bool, kinds: dict[str, bool]
+    options: Options, inputs: Sequence[Any], has_rows: bool, kinds: dict[str, Any]
 ) -> AnswerTable | None:
     """Returns the table of `--csv`: the rows of a table with its inputs, or one column of inputs.
 
@@ -386,6 +390,8 @@ def format_value(name: str, value) -> str:
         return f"± {value:.1f}"
     if name == "piece":
         return f'"{value}"'
+    if name == "tokens":
+        return f"{value:,} tokens"
     if not isinstance(value, float):
         return str(value)
     if name == "°C":

@@ -50,7 +50,9 @@ from training.loaded_run import LoadedRun, top_k
 from training.options import FineTuningOptions, HeldOutOptions, flag, option
 from training.plan import Plan
 from training.run import start_run
-from training.schedules import WarmUp
+from training.schedules import WarmUp, reshaped
+
+EXAMPLE_LENGTH = 60  # characters of a sentence in the printed `predict` command
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -165,8 +167,6 @@ class Options(FineTuningOptions, HeldOutOptions):
         repeated = [name for name in self.label_column if self.label_column.count(name) > 1]
         if repeated:
             problems.append(f"--label-column: names {repeated[0]} more than once")
-        if self.preset == "auto":
-            problems.append("--preset auto: pass scratch, the name of a preset, or its folder")
         for name in ("freeze_backbone", "lora_rank"):
             if getattr(self, name) and self.preset == "scratch" and self.init_from is None:
                 problems.append(
@@ -184,7 +184,7 @@ def build_model(
     sample: dict[str, np.ndarray] | None = None,
     keep_head: bool = False,
     scale: keras.layers.Rescaling | None = None,
-    several: np.ndarray | None = None,
+    sample_labels: np.ndarray | None = None,
     label_weights: np.ndarray | None = None,
 ) -> keras_nlp.models.TextClassifier:
     """Builds the model inside the strategy's scope, without its tokenizer.
@@ -202,7 +202,7 @@ def build_model(
         keep_head: whether to use the head of the preset, a classifier of as many classes; an
             activation such as softmax is left out, since the loss and `predict()` expect logits.
         scale: of a head for scores that is new or of `transformers`; see `label_kinds.Scores`.
-        several: for a new model of several labels: those of `sample`.
+        sample_labels: for a new model of several labels: those of `sample`.
         label_weights: of the loss, for such a model; see `several_labels.balanced_weights`.
 
     Returns:
@@ -213,15 +213,15 @@ def build_model(
     dropout = options.dropout
     if dropout is None and (preset is None or options.init_from is not None):
         # Its noise is an error of every score, and of several labels.
-        dropout = 0.3 if scale is None and several is None else 0.1
+        dropout = 0.3 if scale is None and sample_labels is None else 0.1
     if preset is None:
         assert evidence is not None
         options = dataclasses.replace(options, dropout=dropout)
         model = BertTextClassifier(
             bert.new_backbone(options, len(evidence)), **head, dropout=dropout
         )
-        if sample is not None and several is not None:
-            init_several(model, evidence, sample, several, label_weights)
+        if sample is not None and sample_labels is not None:
+            init_several(model, evidence, sample, sample_labels, label_weights)
         elif sample is not None and scale is not None:
             init_scores(model, evidence, sample)
         else:
@@ -266,8 +266,8 @@ def main(options: Options) -> dict:
             data = in_order_of_head(data, str(preset))
         data = limited(options, data)
         run.note(data.note)
-        # Not of a run that is evaluated on other data: it was not trained on their training split.
-        run.note(*(sentences.repeated_notes(data.splits) if run.has_own_dataset else ()))
+        if run.has_own_dataset:  # an evaluation on other data does not note their training split
+            run.note(*sentences.repeated_notes(data.splits))
         run.note(*label_notes(options, data))
         inputs = sentences.encode_once(data.splits, preprocessor, run.cache_dir)
         labels = {name: numbers for name, (_, numbers) in data.splits.items()}
@@ -275,6 +275,7 @@ def main(options: Options) -> dict:
             run.note(*token_notes(data.name, name, inputs[split]["token_ids"], tokenizer))
         token_dropout = chosen_token_dropout(options, data, preset, tokenizer, fine_tunes)
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
+        # Global batch, learning rate and steps for these replicas; options precede the defaults.
         plan = run.plan(
             examples=len(labels["train"]),
             base_learning_rate=default_learning_rate(options, preset),
@@ -290,25 +291,28 @@ def main(options: Options) -> dict:
         train_data, valid_data, test_data = make_batches(
             options, plan, inputs, labels, tokenizer, token_dropout
         )
-        kind = label_kinds.KINDS[data.kind](data, options.metrics)
-        weights = kind.balanced_weights() if options.class_weights == "balanced" else None
+        # Classes: cross-entropy; accuracy and macro F1. Scores: squared errors; MAE, RMSE, Pearson.
+        # Several labels: binary cross-entropy; accuracy, micro and macro F1, exact match.
+        kind = label_kinds.KINDS[data.kind](data, options.metrics, options.class_weights)
         baseline = kind.baselines()
         run.note(baseline_note(data, baseline))
         # Model, schedule and loss, under the strategy.
         with run.strategy.scope():
-            model = make_model(options, run, kind, preset, inputs["train"], tokenizer, weights)
-            fine_tuning.freeze(model, options)
-            warmup = plan.warmup_steps
-            decay = PolynomialDecay(plan.learning_rate, plan.total_steps - warmup, 0.0)
+            model = make_model(options, run, kind, preset, inputs["train"], tokenizer)
+            fine_tuning.freeze_or_adapt(model, options)
+            # Linear warm-up, then PolynomialDecay, or what --lr-schedule makes of it.
+            decay = PolynomialDecay(plan.learning_rate, plan.decay_steps, plan.end_learning_rate)
+            schedule = WarmUp(plan.warmup_steps, reshaped(decay, options, plan))
             metrics = kind.metrics()
             model.compile(
-                optimizer=fine_tuning.make_optimizer(options, WarmUp(warmup, decay), model),
-                loss=kind.loss(options.label_smoothing, weights),
+                # AdamW or Muon; biases and layer norms do not decay.
+                optimizer=fine_tuning.make_optimizer(options, schedule, model),
+                loss=kind.loss(options.label_smoothing),
                 loss_weights=kind.loss_weights(),
                 metrics=None,  # KerasHub would add one that counts the padding of the last batch
                 weighted_metrics=metrics,
             )
-            fine_tuning.attach(model, options)
+            fine_tuning.save_only_trained(model, options)
         # Training and test; TensorBoard shows how sentences are classified.
         view = ClassifiedSentences(
             run.tensorboard, inputs["valid"], *data.splits["valid"], data.classes
@@ -316,15 +320,13 @@ def main(options: Options) -> dict:
         fit_options = run.prepare(
             model, train_data, validation=valid_data, test=test_data, extra=[view]
         )
-        # Of several labels the weights are in the loss.
-        class_weight = weights if isinstance(weights, dict) else None
-        model.fit(train_data, class_weight=class_weight, **fit_options)
+        model.fit(train_data, class_weight=kind.class_weight(), **fit_options)
         test = model.evaluate(test_data, return_dict=True, **run.evaluate_options)
         results = kind.results(test, metrics, lambda split: outputs_of(model, inputs[split]))
         results["metadata"]["pairs"] = data.pairs
         # `recipes.evaluate --examples` alone calls it.
         results["examples_table"] = lambda: worst_first(model, inputs["test"], kind)
-        if run.has_own_dataset:
+        if run.has_own_dataset:  # as above
             results["test_sentences_in_training"] = sentences.in_training(data.splits)["test"]
         return run.finish(
             model,
@@ -372,7 +374,6 @@ def make_model(
     preset: str | None,
     inputs: dict[str, np.ndarray],
     tokenizer,
-    weights,
 ) -> keras_nlp.models.TextClassifier:
     """Builds the model with the weights that its training begins with, and notes its head.
 
@@ -386,7 +387,6 @@ def make_model(
         preset: a name, handle or folder; None for a new model.
         inputs: the encoded training sentences.
         tokenizer: of KerasNLP.
-        weights: of `kind.balanced_weights()`, or None.
     """
     data, is_new = kind.data, run.trained is None
     labels = data.splits["train"][1]
@@ -403,12 +403,12 @@ def make_model(
         sample={name: rows[::every] for name, rows in inputs.items()} if is_new else None,
         keep_head=keep_head,
         scale=kind.scale(),
-        several=labels[::every] if data.several else None,
-        label_weights=weights if isinstance(weights, np.ndarray) else None,
+        sample_labels=labels[::every] if data.several else None,
+        label_weights=kind.label_weights(),
     )
-    presets.require_vocabulary(model, tokenizer, str(preset))
+    run.note(presets.check_vocabulary(model, tokenizer, str(preset)))
     if options.freeze_backbone and not (keep_head or run.resumes):
-        init_probe(model, inputs, labels, weights)
+        init_probe(model, inputs, labels, kind.class_weight() or kind.label_weights())
     return model
 
 
@@ -616,10 +616,26 @@ def worst_first(
 
 
 def example_of(data: sentences.Sentences) -> str | None:
-    """Returns an input for the printed `predict` command; None where the usual one suits."""
-    if not data.pairs:
+    """Returns an input for the printed `predict` command: a short sentence, or pair, of the data.
+
+    Of the validation split, and of four words or more where there is one; cut after
+    `EXAMPLE_LENGTH` characters.
+    """
+    # The command line takes a text with a hyphen in front for an option.
+    texts = [text for text in data.splits["valid"][0] if not text.startswith("-")]
+    if not texts:
         return None
-    return min(data.splits["valid"][0], key=len).replace(sentences.SEPARATOR, PAIR)
+    text = min(texts, key=lambda text: (len(text.split()) < 4, len(text)))
+    return PAIR.join(map(shortened, text.split(sentences.SEPARATOR)))
+
+
+def shortened(text: str) -> str:
+    """Returns a text in one line of at most `EXAMPLE_LENGTH` characters, cut between two words."""
+    line = " ".join(text.split())
+    if len(line) <= EXAMPLE_LENGTH:
+        return line
+    words, _, _ = line[: EXAMPLE_LENGTH + 1].rpartition(" ")
+    return words or line[:EXAMPLE_LENGTH]
 
 
 def default_learning_rate(options: Options, preset: str | None) -> float:
@@ -709,7 +725,11 @@ def token_notes(name: str, split: str, token_ids: np.ndarray, tokenizer) -> list
 
 
 def predict(
-    run: LoadedRun, inputs: Sequence[str | tuple[str, str]], *, top: int | None = None
+    run: LoadedRun,
+    inputs: Sequence[str | tuple[str, str]],
+    *,
+    top: int | None = None,
+    threshold: float = 0.5,
 ) -> list[list[dict]]:
     """Returns the most likely classes of texts, the labels that they have, or their scores.
 
@@ -719,8 +739,16 @@ def predict(
             packages' names are removed as there. The two sentences of a pair are separated by
             "|||", or are a tuple.
         top: number of classes of each answer, 0 for all; without effect on scores (default: 3; of
-            several labels those whose probability is at least 50%).
+            several labels those whose probability reaches --threshold).
+        threshold: smallest probability of the labels that a text has, of several labels.
+
+    Raises:
+        OptionsError: the threshold is not in [0, 1], or the run did not learn several labels.
     """
+    if not 0 <= threshold <= 1:
+        raise OptionsError(f"--threshold {threshold}: must be in [0, 1]")
+    if threshold != 0.5 and not run.metadata.get("several"):
+        raise OptionsError(f"--threshold {threshold}: the run did not learn several labels")
     if not has_inputs(inputs):
         return []
     if run.metadata.get("pairs"):
@@ -741,7 +769,7 @@ def predict(
     probabilities = scipy.special.expit(logits)
     if top is not None:
         return [top_k(row, classes, top) for row in probabilities]
-    counts = (probabilities >= 0.5).sum(axis=1)  # there may be thousands of others
+    counts = (probabilities >= threshold).sum(axis=1)  # there may be thousands of others
     return [
         top_k(row, classes, count) if count else []
         for row, count in zip(probabilities, counts, strict=True)

@@ -17,8 +17,8 @@ MAY_IMPORT = {
     "exports": {"models", "data"},
     "models": {"distribution", "data"},
     "callbacks": {"distribution", "data", "machine"},
-    "data": set(),
-    "distribution": set(),
+    "data": {"machine"},
+    "distribution": {"machine"},
     "machine": set(),
 }
 OTHERS = ("tests", "benchmarks")

@@ -33,6 +33,7 @@ class AnswerTable:
         rows: the values of each row, texts or values of JSON.
         at_once: rows that are written together.
         several: whether an answer has any number of its classes; see `values_of`.
+        threshold: of several labels, see `values_of`.
         class_columns: whether each class has a column; see `values_of`.
 
     Attributes:
@@ -51,10 +52,12 @@ class AnswerTable:
         at_once: int,
         *,
         several: bool = False,
+        threshold: float = 0.5,
         class_columns: bool = True,
     ):
         self.path, self.header, self.rows = path, list(header), rows
-        self.at_once, self.several, self.class_columns = at_once, several, class_columns
+        self.at_once, self.several, self.threshold = at_once, several, threshold
+        self.class_columns = class_columns
         self._columns: list[str] = []  # names of the answers' values
         self._values: list[dict[str, Any]] = []  # of each row so far
         if path.exists():
@@ -76,7 +79,12 @@ class AnswerTable:
             OSError: the file cannot be written.
             DataError: the file has other answers to the row.
         """
-        values = values_of(answers, several=self.several, class_columns=self.class_columns)
+        values = values_of(
+            answers,
+            several=self.several,
+            threshold=self.threshold,
+            class_columns=self.class_columns,
+        )
         index = self.next
         self.next += 1
         if index < self.begun:
@@ -159,20 +167,25 @@ class AnswerTable:
 
 
 def values_of(
-    answers: Sequence[dict], *, several: bool = False, class_columns: bool = True
+    answers: Sequence[dict],
+    *,
+    several: bool = False,
+    threshold: float = 0.5,
+    class_columns: bool = True,
 ) -> dict[str, Any]:
     """Returns the values of the answers to an input, by the names of their columns.
 
     A value has its name in the answer; that of a second answer is `name_2`, and so on. Where the
     answers name different classes, `class`, `probability` and other values are those of the first
     one, and `probability_CLASS` is that of each. Of several labels `labels` are those whose
-    probability is at least 50%, as a field of a table to train on, instead of `class` and
-    `probability`.
+    probability is at least the threshold, as a field of a table to train on, instead of `class`
+    and `probability`.
 
     Args:
         answers: as a recipe's `predict()` returns them, for instance
             `[{"probability": 0.9, "class": "good"}, {"probability": 0.1, "class": "bad"}]`.
         several: whether the classes are several labels: an input has any number of them.
+        threshold: the smallest probability of labels that an input has.
         class_columns: whether each class has a column. Otherwise a second class is `class_2`, and
             of several labels there are `labels` alone.
     """
@@ -183,7 +196,9 @@ def values_of(
     shown_by_class_alone = {id(answer) for answer in apart}
     found: dict[str, Any] = {}
     if several and classes:
-        likely = [str(answer["class"]) for answer in classes if answer.get("probability", 0) >= 0.5]
+        likely = [
+            str(answer["class"]) for answer in classes if answer.get("probability", 0) >= threshold
+        ]
         found["labels"] = label_fields.as_field(sorted(likely))
     counts: collections.Counter[str] = collections.Counter()
     for answer in answers:

@@ -239,13 +239,19 @@ NAMES_ELSEWHERE = {
     "--logging-steps": "--log-every",
     "--torch-compile": "--jit",
     "--optim": "--optimizer",
+    "--adam-beta2": "--beta-2",
     "--warmup-ratio": "--warmup-steps",
+    "--lr-scheduler-type": "--lr-schedule",
+    "--lr-scheduler": "--lr-schedule",
+    "--min-lr": "--min-lr-ratio",
+    "--min-lr-rate": "--min-lr-ratio",
+    "--target-modules": "--lora-layers",
+    "--lora-target-modules": "--lora-layers",
     "--init-from": "--preset",  # causal_lm has only this one: a run's model is a preset
     # Nothing here does the same, or not in every recipe; options spelled alike do something else.
     **dict.fromkeys(
         (
             "--adam-beta1",
-            "--adam-beta2",
             "--adam-epsilon",
             "--assistant-only-loss",
             "--beta",
@@ -262,10 +268,8 @@ NAMES_ELSEWHERE = {
             "--logging-strategy",
             "--lora-alpha",
             "--lora-dropout",
-            "--lr-scheduler-type",
             "--max-predict-samples",
             "--model-revision",
-            "--no-repeat-ngram-size",
             "--num-beams",
             "--num-workers",
             "--overwrite-output-dir",

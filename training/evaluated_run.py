@@ -255,6 +255,13 @@ class EvaluatedRun:
         option_checks.require_own_values(
             self.finish, more, results.keys() | option_checks.OPTIONAL_RESULTS
         )
+        validation_file = self.held_out.get("valid")
+        is_gone = validation_file is not None and not validation_file.is_file()
+        if self._request.test_file is not None and is_gone:  # the test file was read for it
+            left_out = [name for name in more if name.startswith("valid_")]
+            more = {name: more[name] for name in more if name not in left_out}
+            if left_out:
+                self.note(f"{listed(left_out)} is left out: {validation_file} is gone")
         if self._request.examples and examples_table is not None:
             results["examples"] = examples_table()
         return results | more

@@ -3,7 +3,7 @@
 import math
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
@@ -42,8 +42,9 @@ CLASS_WEIGHT_ERRORS = {
     ),
 }
 
-# Arguments of Keras's `fit()` that it ignores or rejects beside a dataset, and what to use instead.
-NOT_WITH_BATCHES = {
+# Arguments of Keras's `fit()` that it ignores or rejects beside a dataset, or that a resumed run
+# cannot repeat, and what to use instead.
+REFUSED_ARGUMENTS = {
     "y": "the batches of train_data have the labels: pass them to data.arrays.training_data()",
     "sample_weight": (
         "the batches of train_data have the weights: pass them to data.arrays.training_data()"
@@ -53,6 +54,11 @@ NOT_WITH_BATCHES = {
         "--global-batch-size"
     ),
     "validation_split": "pass the validation split to run.prepare(validation=...)",
+    # Keras continues with the next batches after each epoch: those of a resumed run are others.
+    "validation_steps": (
+        "it validates other batches after each epoch, and --validate-every all of them: pass fewer "
+        "examples to run.prepare(validation=...), as recipes do for --max-validation-examples"
+    ),
 }
 LEFT_OUT = object()
 DEFAULTS = {"epochs": 1, "initial_epoch": 0, "validation_data": None}  # of Keras's `fit()`
@@ -162,7 +168,7 @@ def argument_problem(given: dict, planned: dict, best_of: Sequence[str]) -> str 
         planned: those that `run.prepare()` returned.
         best_of: options that compare values of the validation after epochs.
     """
-    for name, remedy in NOT_WITH_BATCHES.items():
+    for name, remedy in REFUSED_ARGUMENTS.items():
         value = given.get(name)
         is_default = value is None or (name == "validation_split" and value == 0)
         if not is_default and name not in planned:
@@ -223,6 +229,7 @@ def watch_fit(
     planned: dict,
     first: keras.callbacks.Callback,
     best_of: Sequence[str] = (),
+    check_class_weight: Callable[[dict | None], None] = lambda class_weight: None,
 ) -> None:
     """Makes `model.fit()` reject what a resumed run would train on differently, until it is over.
 
@@ -238,6 +245,7 @@ def watch_fit(
             them.
         first: the first of the callbacks that comes after those of the recipe.
         best_of: options that compare values of the validation after epochs.
+        check_class_weight: called with the `class_weight` of `fit()`; may raise `RunError`.
 
     Raises:
         RunError: by `fit()`: it gets arrays, other arguments than those of the run, wrong weights
@@ -288,6 +296,7 @@ def watch_fit(
         problem = argument_problem(given, planned, best_of)
         if problem is not None:
             raise RunError(problem)
+        check_class_weight(given.get("class_weight"))
         added = [each for each in callbacks if not any(each is own for own in of_run)]
         for callback in added:
             _refuse_stateful(callback)

@@ -168,7 +168,7 @@ def refuse_executions_across_epochs(steps: int, plan: Plan, is_compiled: bool = 
         name, remedy = f"--steps-per-execution {steps}", ""
         if is_compiled:
             name = f"model.compile(steps_per_execution={steps})"
-            remedy = ", as may --steps-per-execution, which takes precedence"
+            remedy = f"; change it there, or override it with --steps-per-execution {common}"
         raise OptionsError(
             f"{name}: an epoch has {plan.steps_per_epoch} steps and the "
             f"run {plan.total_steps}, {plan.steps_done} of them done; it must divide {common}"

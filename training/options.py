@@ -371,8 +371,8 @@ class HeldOutOptions(SharedOptions):
         """Returns a line for each file that does not exist, after those of other options."""
         problems = super().problems()
         if self.evaluation is not None and self.evaluation.test_file is not None:
-            return problems  # that file alone is read
-        moved = "; the run read it: if it has moved, pass --test-file or --dataset"
+            return problems  # a validation file that is gone is not needed
+        moved = "; the run read it: if it has moved, pass --test-file or another --dataset"
         hint = "" if self.evaluation is None else moved
         for name in ("validation_file", "test_file"):
             problem = file_problem(getattr(self, name))
@@ -385,6 +385,12 @@ class HeldOutOptions(SharedOptions):
 class TransformerOptions(SharedOptions):
     """Adds the sizes, the warm-up and the optimizer of a Transformer."""
 
+    epochs: int = option(
+        1,
+        "Passes over the training split; 0 trains nothing: the model is tested and saved as it "
+        "begins, for instance a preset.",
+        within="[0, 1e9]",
+    )
     num_layers: int = option(
         2,
         "Transformer layers of a new model.",
@@ -408,6 +414,19 @@ class TransformerOptions(SharedOptions):
         "Steps of linear warm-up (default: 200, but at most a tenth of the run).",
         within="[0, 1e9]",
     )
+    lr_schedule: Literal["linear", "cosine", "constant", "wsd"] = option(
+        "linear",
+        "Learning rate after the warm-up: linear and cosine fall until the run ends; constant "
+        "stays at the peak; wsd stays there and falls linearly in the last --lr-decay-steps.",
+    )
+    lr_decay_steps: int | None = option(
+        None,
+        "Last steps, in which --lr-schedule wsd falls (default: a fifth of the run).",
+        within=COUNT,
+    )
+    min_lr_ratio: float = option(
+        0.0, "Learning rate at the end of the run, as a share of the peak.", within="[0, 1]"
+    )
     weight_decay: float = option(
         0.01, "Weight decay; not on biases and layer norms.", within="[0, inf)"
     )
@@ -415,6 +434,11 @@ class TransformerOptions(SharedOptions):
         "adamw",
         "Optimizer; muon uses Muon for the kernels of attention (head by head) and feed-forward "
         "layers, and AdamW for the rest.",
+    )
+    beta_2: float = option(
+        0.999,
+        "AdamW's decay of the variance; 0.95 is usual for large language models.",
+        within="[0, 1)",
     )
 
     def problems(self) -> list[str]:
@@ -431,6 +455,17 @@ class TransformerOptions(SharedOptions):
                     f"--warmup-steps {self.warmup_steps}: must be less than --max-steps "
                     f"{self.max_steps}"
                 )
+        if self.epochs == 0:  # no epoch is validated
+            named = ("keep_best", "early_stopping", "reduce_on_plateau")
+            problems += [
+                f"{flag(name)}: leave it out; --epochs 0 trains nothing"
+                for name in named
+                if getattr(self, name) is not None
+            ]
+        if self.lr_decay_steps is not None and self.lr_schedule != "wsd":
+            problems.append("--lr-decay-steps: needs --lr-schedule wsd")
+        if self.min_lr_ratio and self.lr_schedule == "constant":
+            problems.append("--min-lr-ratio: --lr-schedule constant ends at the peak; leave it out")
         return problems
 
 
@@ -474,7 +509,7 @@ class FineTuningOptions(TextOptions):
     )
     lora_rank: int | None = option(
         None,
-        "Train low-rank adapters of the attention layers (LoRA) and the head only; 8 is usual.",
+        "Train low-rank adapters (LoRA, see --lora-layers) and the head only; 8 is usual.",
         within="[1, 10000]",
         group="fine-tuning",
     )
@@ -483,6 +518,12 @@ class FineTuningOptions(TextOptions):
         "Multiply the adapters by this number / --lora-rank; twice the rank is usual (default: the "
         "rank, a factor of 1).",
         within="(0, 1e6]",
+        group="fine-tuning",
+    )
+    lora_layers: Literal["query_value", "all_linear"] = option(
+        "query_value",
+        "Layers that get adapters: query_value, the projections of attention to queries and "
+        "values; or all_linear, all linear layers but embeddings and head.",
         group="fine-tuning",
     )
     ema: float | None = option(
@@ -500,6 +541,8 @@ class FineTuningOptions(TextOptions):
             problems.append("--freeze-backbone and --lora-rank: pass only one of them")
         if self.lora_alpha is not None and self.lora_rank is None:
             problems.append("--lora-alpha: scales adapters; pass --lora-rank, too")
+        if self.lora_layers != type(self).lora_layers and self.lora_rank is None:
+            problems.append("--lora-layers: get adapters; pass --lora-rank, too")
         if self.evaluation is None and self.freeze_backbone and self.layer_decay != 1.0:
             problems.append("--freeze-backbone: the head alone is trained; leave out --layer-decay")
         if self.optimizer == "muon" and self.layer_decay != 1.0:

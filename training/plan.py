@@ -21,11 +21,13 @@ class Plan:
         accumulate_steps: batches that one update of the weights (one step) accumulates.
         learning_rate: peak learning rate, scaled by the replicas. A float64: schedules round a
             plain float to float32, even in float64 runs.
+        end_learning_rate: learning rate at the end of the run; `--min-lr-ratio` times the peak.
         steps_per_epoch: updates of the weights in one epoch; the incomplete last batch is dropped.
         total_steps: updates of the weights in the whole run, where the schedule ends.
         epochs: epochs that the run touches; the last one may be cut short by `--max-steps`.
         steps_done: updates of the weights that an earlier part of the run has done.
         warmup_steps: first updates, in which the learning rate rises to its peak.
+        lr_decay_steps: last updates, in which `--lr-schedule wsd` lowers it.
     """
 
     replicas: int
@@ -38,6 +40,13 @@ class Plan:
     epochs: int
     steps_done: int = 0
     warmup_steps: int = 0
+    lr_decay_steps: int = 0
+    end_learning_rate: np.float64 = np.float64(0.0)
+
+    @property
+    def decay_steps(self) -> int:
+        """Returns the updates after the warm-up, at least one: Keras has no schedule of none."""
+        return max(self.total_steps - self.warmup_steps, 1)
 
     @property
     def batches(self) -> dict[str, Any]:
@@ -129,7 +138,7 @@ def make_plan(
 
     Raises:
         OptionsError: the batch cannot be shared, the training split holds fewer examples than one
-            step takes, or the options' warm-up does not end before the run.
+            step takes, or the options' warm-up and decay do not fit into the run.
     """
     if resumed:
         batch = resumed["global_batch_size"]
@@ -157,6 +166,7 @@ def make_plan(
     total_steps = steps_per_epoch * options.epochs
     if options.max_steps is not None:
         total_steps = min(total_steps, options.max_steps)
+    warmup = _warmup_steps(options, warmup_steps, total_steps)
     return Plan(
         replicas=replicas,
         batch_size_per_replica=batch // replicas,
@@ -167,13 +177,15 @@ def make_plan(
         total_steps=total_steps,
         epochs=math.ceil(total_steps / steps_per_epoch),
         steps_done=steps_done,
-        warmup_steps=_warmup_steps(options, warmup_steps, total_steps),
+        warmup_steps=warmup,
+        lr_decay_steps=_lr_decay_steps(options, warmup, total_steps),
+        end_learning_rate=np.float64(learning_rate * getattr(options, "min_lr_ratio", 0.0)),
     )
 
 
 def _warmup_steps(options, default: int | None, total_steps: int) -> int:
     """Returns the steps of the warm-up, see `make_plan`."""
-    if default is None:
+    if default is None or total_steps == 0:
         return 0
     wanted = getattr(options, "warmup_steps", None)
     if wanted is None:
@@ -183,3 +195,19 @@ def _warmup_steps(options, default: int | None, total_steps: int) -> int:
             f"--warmup-steps {wanted}: must be less than the {total_steps} steps of the run"
         )
     return min(wanted, total_steps - 1)
+
+
+def _lr_decay_steps(options, warmup_steps: int, total_steps: int) -> int:
+    """Returns the last steps, in which `--lr-schedule wsd` lowers the rate.
+
+    By default they are a fifth of the run (Hägele et al., arXiv 2405.18392).
+    """
+    longest = total_steps - warmup_steps
+    wanted = getattr(options, "lr_decay_steps", None)
+    if wanted is None or total_steps == 0:
+        return max(min(math.ceil(total_steps / 5), longest), 1)
+    if wanted > longest and options.evaluation is None:
+        raise OptionsError(
+            f"--lr-decay-steps {wanted}: must be at most the {longest} steps after the warm-up"
+        )
+    return min(wanted, longest)

@@ -159,7 +159,7 @@ def verdict(
     ]
     if others:
         lines.append("does not beat " + ", ".join(others))
-    if others or narrowly:
+    if (others or narrowly) and steps != 0:  # of a model as it was
         losses = history.get("val_loss", [])
         if losses and losses[-1] > min(losses) * 1.02 and not _still_improves(history):
             validated = (epochs or {}).get("val_loss", range(1, len(losses) + 1))

@@ -1,4 +1,4 @@
-"""Rejects another model, optimizer, metrics or data than those of the checkpoint of a run."""
+"""Rejects another model, loss, optimizer or data than those of the checkpoint of a run."""
 
 import keras
 import tensorflow as tf
@@ -6,7 +6,7 @@ import tensorflow as tf
 from callbacks.checkpoint import CheckpointInfo
 from data import batches
 from distribution.metric_states import MetricStates
-from training import data_checks, model_checks
+from training import compile_record, data_checks, model_checks
 from training.errors import RunError
 from training.plan import Plan
 
@@ -40,6 +40,56 @@ def _require_same_optimizer(info: CheckpointInfo, model: keras.Model, now: dict)
     )
 
 
+def _require_same_record(info: CheckpointInfo, now: dict) -> None:
+    """Rejects another loss, or other values of the optimizer, than when the run began."""
+    before = info.state["fingerprint"].get("compiled")
+    if before is None:  # of an earlier version
+        return
+    changed = compile_record.differences(before, now)
+    if changed:
+        raise RunError(
+            f"{info.folder}: cannot resume, these arguments of compile() changed; restore them in "
+            "the recipe to resume the run, or pass another --run-dir to begin a new one\n"
+            + "\n".join(changed)
+        )
+
+
+def require_same_class_weight(
+    info: CheckpointInfo | None, fingerprint: dict, class_weight: dict | None
+) -> None:
+    """Rejects other weights of classes than those that the run began with.
+
+    Args:
+        info: the checkpoint, or None.
+        fingerprint: the return value of `require_same`; gets the weights.
+        class_weight: the argument of `fit()`.
+
+    Raises:
+        RunError: names the classes and their weights.
+    """
+    now = compile_record.class_weights_of(class_weight)
+    # A checkpoint of an earlier version has none.
+    changed = compile_record.class_weight_differences(fingerprint.get("class_weight", now), now)
+    if info is not None and changed:
+        raise RunError(
+            f"{info.folder}: cannot resume, class_weight of fit() changed; restore it in the "
+            "recipe to resume the run, or pass another --run-dir to begin a new one\n"
+            + "\n".join(changed)
+        )
+    fingerprint["class_weight"] = now
+
+
+def metrics_note(info: CheckpointInfo | None, fingerprint: dict) -> str | None:
+    """Returns a note if `compile()` got other metrics than before the checkpoint, or None.
+
+    Args:
+        info: the checkpoint, or None.
+        fingerprint: the return value of `require_same`.
+    """
+    before = info.state["fingerprint"].get("compiled") if info is not None else None
+    return compile_record.metrics_note(before, fingerprint["compiled"]) if before else None
+
+
 def shapes_of(model: keras.Model) -> dict:
     """Returns the shapes of a model's weights and its optimizer, and the order of examples: JSON.
 
@@ -65,7 +115,9 @@ def require_same(
     first_batches: list[str],
     plan: Plan,
 ) -> dict:
-    """Rejects another model, optimizer or metrics than the checkpoint's, and data from its start.
+    """Rejects another model, loss or optimizer than the checkpoint's, and data from its start.
+
+    Also other metrics, within an epoch: their sums are restored.
 
     Args:
         info: the checkpoint, or None.
@@ -78,12 +130,13 @@ def require_same(
         The fingerprint that the run's checkpoints keep: JSON values.
 
     Raises:
-        RunError: the model, the optimizer, the metrics or the data do not match.
+        RunError: the model, the loss, the optimizer, the metrics or the data do not match.
     """
     found = shapes_of(model)
     weights, optimizer = found["weights"], found["optimizer"]
+    compiled = compile_record.record_of(model, plan.total_steps)
     if info is None:
-        return found | {"first_batches": first_batches}
+        return found | {"first_batches": first_batches, "compiled": compiled}
     before = info.state["fingerprint"]
     draws = data_checks.is_function_of_step(train_data) and info.step < plan.total_steps
     if "order" not in before or (draws and before["order"] != batches.ORDER):
@@ -98,6 +151,7 @@ def require_same(
             f"{info.folder}: cannot resume: the model has changed since ({difference}); restore "
             "build_model() and its options, or use another --run-dir"
         )
+    _require_same_record(info, compiled)
     _require_same_optimizer(info, model, optimizer)
     if info.steps_into_epoch and not MetricStates.of(model).fit(info.state["metrics"]):
         raise RunError(
@@ -116,4 +170,4 @@ def require_same(
             f"cannot resume at step {info.step}: train_data begins with the first batch of the "
             "whole run; pass **plan.batches to the pipeline, whose first_batch is the next one"
         )
-    return before
+    return before | {"compiled": compiled}

@@ -10,6 +10,7 @@ weights of that run (`run.trained`), no steps, and no folder.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import math
@@ -573,6 +574,7 @@ class Run:
         model_checks.build_own_step(model, train_data)
         model_checks.require_in_scope(model, self.strategy)  # metrics exist from now on
         fingerprint = resume_checks.require_same(info, model, train_data, first_batches, plan)
+        self.note(resume_checks.metrics_note(info, fingerprint))
         self._require_same_everywhere(
             model, {"training": train_data, "validation": validation, "test": test}
         )
@@ -638,7 +640,8 @@ class Run:
         if options.validate_every is None:  # which finds the best one, too
             best_of.insert(0, "keep_best")
         used = [flag(name) for name in best_of if getattr(options, name) is not None]
-        fit_checks.watch_fit(model, fit_options, self.records, used)
+        same_weights = functools.partial(resume_checks.require_same_class_weight, info, fingerprint)
+        fit_checks.watch_fit(model, fit_options, self.records, used, same_weights)
         signals.training = True  # from now on a signal saves and stops the run
         return fit_options
 

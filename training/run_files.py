@@ -71,8 +71,8 @@ RESOLVED = {
     "global_batch_size": FROM_ONE,
     "learning_rate": NUMBER,
     "steps_per_epoch": FROM_ONE,
-    "total_steps": FROM_ONE,
-    "epochs": FROM_ONE,
+    "total_steps": COUNT,
+    "epochs": COUNT,
 }
 # Those of them that each run has: `Plan.fixed()`.
 FIXED = ("global_batch_size", "learning_rate", "steps_per_epoch", "total_steps", "epochs")

@@ -73,7 +73,7 @@ def load_weights(model: keras.Model, path: Path) -> None:
 
 def _merged(model: keras.Model) -> list[keras.Variable]:
     """Returns the variables of layers with adapters, unless the model saves them in its own way."""
-    if "save_weights" in vars(model):  # by models.fine_tuning.attach()
+    if "save_weights" in vars(model):  # by models.fine_tuning.save_only_trained()
         return []
     layers = [e for e in inspection.layers_of(model) if getattr(e, "lora_enabled", False)]
     return [variable for layer in layers for variable in layer.variables]

@@ -8,6 +8,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -143,6 +144,42 @@ def losses_with_ignored(model: keras.Model) -> list:
         return []
     kwargs = ((e, getattr(e.loss, "_fn_kwargs", {})) for e in compiled._flat_losses)
     return [entry for entry, values in kwargs if values.get("ignore_class") is not None]
+
+
+class CompiledLoss(NamedTuple):
+    """Describes one loss that `compile()` got.
+
+    Attributes:
+        path: keys and places of its output among the outputs; empty for the only one.
+        function: of labels and outputs; of a class that is not Keras's the `keras.losses.Loss`.
+        arguments: further arguments of the function, by name.
+        reduction: of the loss, for instance "sum_over_batch_size".
+        weight: its factor in the sum of the losses.
+    """
+
+    path: tuple
+    function: Callable
+    arguments: dict
+    reduction: str | None
+    weight: float
+
+
+def losses_of(model: keras.Model) -> list[CompiledLoss]:
+    """Returns the losses of a compiled and built model that `prepare_losses` has not changed yet.
+
+    Lacks: no public name for the losses that `compile()` made of names, functions, lists and dicts.
+    """
+    compiled = model._compile_loss
+    if compiled is None or not compiled.built:
+        return []
+    losses = []
+    for entry in compiled._flat_losses:
+        loss, function, arguments = entry.loss, entry.loss, {}
+        if hasattr(loss, "fn") and type(loss).__module__.startswith("keras."):
+            function, arguments = loss.fn, loss._fn_kwargs
+        weight = 1.0 if entry.loss_weights is None else entry.loss_weights
+        losses.append(CompiledLoss(entry.path, function, arguments, loss.reduction, weight))
+    return losses
 
 
 def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:

@@ -157,7 +157,7 @@ QUERIES_AND_VALUES = (
 )
 
 
-def enable_lora(backbone, rank: int, alpha: float | None = None) -> None:
+def enable_lora(backbone, rank: int, alpha: float | None = None, all_linear: bool = False) -> None:
     """Adds low-rank adapters to a KerasNLP backbone, in float64 where its weights are.
 
     Breaks: Keras makes adapters in float32, and adds the norms of all gradients, which fails with
@@ -168,6 +168,7 @@ def enable_lora(backbone, rank: int, alpha: float | None = None) -> None:
         backbone: as `from_preset()` returns it.
         rank: of the adapters.
         alpha: their product is multiplied by alpha / rank; None for a factor of 1.
+        all_linear: whether all linear layers have adapters, instead of queries and values alone.
     """
 
     def make(stock):
@@ -181,6 +182,10 @@ def enable_lora(backbone, rank: int, alpha: float | None = None) -> None:
     with replaced(keras.layers.Layer, "add_weight", make):
         # By their names in KerasNLP; it knows those of some families only.
         names = [*backbone.default_lora_layer_names(), *QUERIES_AND_VALUES]
+        if all_linear:
+            linear = keras.layers.Dense, keras.layers.EinsumDense
+            layers = backbone._flatten_layers(include_self=False)
+            names = sorted({layer.name for layer in layers if isinstance(layer, linear)})
         backbone.enable_lora(rank, target_layer_names=names)
     for layer in _adapted(backbone) if alpha is not None else ():
         layer.lora_alpha = alpha

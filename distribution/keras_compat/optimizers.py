@@ -84,6 +84,9 @@ def scale_learning_rates(optimizer: keras.optimizers.Optimizer, factors: dict[in
     by_index: list[float] = []
 
     class ScaledRates(base):  # type: ignore[misc,valid-type]
+        def get_config(self):
+            return super().get_config() | {"weight_decay": weight_decay}
+
         def build(self, variables):
             super().build(variables)
             by_index[:] = [factors.get(id(variable), 1.0) for variable in variables]

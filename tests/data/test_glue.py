@@ -138,7 +138,7 @@ def test_columns_can_be_named(tmp_path):
     path = tmp_path / "reviews.csv"
     rows = [f'"x{n}, y",{"bad good".split()[n % 2]},why {n}' for n in range(20)]
     path.write_text("\n".join(["review,mood,reason", *rows]) + "\n")
-    with pytest.raises(DataError, match="no column sentence or text, expected one; found"):
+    with pytest.raises(DataError, match="no column sentence or text and no column label"):
         sentences.load_sentences(str(path), tmp_path)
     one = sentences.load_sentences(str(path), tmp_path, text_column="review", label_column="mood")
     assert one.classes == ("bad", "good") and not one.pairs

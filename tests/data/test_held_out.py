@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import images, melting
+from data import images, melting, sentences
 from data.errors import DataError
 from data.images import load_images
 from data.prompts import load_prompts
@@ -152,6 +152,43 @@ def test_an_evaluation_of_a_test_file_needs_no_other(files, tmp_path):
     scored["valid"] = held_out["valid"]
     found = load(str(every), held_out=scored, test_file=held_out["test"])
     assert found == trained
+
+
+def test_notes_about_an_evaluated_file_name_the_test_alone(tmp_path):
+    """Not the validation split, too, which is read from it where its own file is gone."""
+    gone = {"valid": tmp_path / "gone"}
+
+    def files(kind, count):
+        ending, write, _ = READERS[kind]
+        paths = [tmp_path / f"{name}-{kind}{ending}" for name in ("all", "new")]
+        for path, each in zip(paths, (60, count), strict=True):
+            write(path, 0, each)
+        return str(paths[0]), dict(held_out=gone, test_file=paths[1])
+
+    every, given = files("sentences", 1)
+    found = load_sentences(every, None, **given)
+    assert "the test split has no example of 'yes'" in found.note and "valid" not in found.note
+    (said,) = sentences.repeated_notes(found.splits)
+    assert said.startswith("1 of 1 test sentences are training sentences too")
+    several = load_sentences(every, None, labels="several", **given)
+    assert "the test split has no example of 'yes'" in several.note and "valid" not in several.note
+    every, given = files("prompts", 2)
+    with open(given["test_file"], "a") as file:
+        file.write('{"prompt": "without a response", "response": ""}\n')
+    found = load_prompts(every, **given)
+    assert "1 prompts without a response are left out" in found.note
+    assert [each.split(" prompts")[0] for each in found.repeated_notes()] == ["2 of 2 test"]
+    every, given = files("text", 3)
+    long = " of more than eight words, as a paragraph has"
+    for path in (Path(every), given["test_file"]):
+        path.write_text(path.read_text().replace("\n", f"{long}\n"))
+    (said,) = load_text(every, cache_dir=None, **given).repeated_notes()
+    assert said.startswith("3 of 3 test lines")
+    every, given = files("molecules", 4)
+    found = melting.load_melting(every, None, seed=0, count=0, **given)
+    assert melting.repeated_notes(found) == [
+        "4 test molecules have a sequence of the training split"
+    ]
 
 
 def test_columns_of_an_evaluated_file_are_said_once(tmp_path):

@@ -1,3 +1,4 @@
+import os
 import types
 
 import pytest
@@ -184,8 +185,8 @@ def test_modules_that_several_processes_read(tmp_path, monkeypatch):
         return run(*words, **options)
 
     monkeypatch.setattr(installed_docs.subprocess, "run", count)
-    monkeypatch.setattr(installed_docs.os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(installed_docs.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(installed_docs, "MODULES_PER_PROCESS", 2)
     assert installed_docs.read_modules(paths) == alone
     assert len(started) == 2

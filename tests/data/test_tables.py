@@ -43,8 +43,8 @@ def test_a_tsv_has_none(tmp_path):
         (b"", "line 1: empty, expected the names of the columns"),
         (
             b"text;label\na;1\n",
-            "no column sentence or text, expected one; found 'text;label'; separate the columns by "
-            "commas or tabs",
+            "no column sentence or text and no column label, expected one of each; found "
+            "'text;label'; separate the columns by commas or tabs",
         ),
         (b"text|label\na|1\n", "found 'text|label'; separate the columns by commas or tabs"),
         (b"a;b,c\nd,e\n", "found 'a;b, c'; separate the columns by commas or tabs"),
@@ -328,6 +328,24 @@ def test_a_list_inside_of_an_object_is_hinted_at(value, message, tmp_path):
     with pytest.raises(DataError, match="pass the list alone$") as caught:
         read(tmp_path / "a.json", value.encode(), ["text"])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_all_missing_columns_are_named_at_once(tmp_path, ending):
+    path = tmp_path / f"a.{ending}"
+    if ending == "parquet":
+        write_parquet(path, [{"review": "a", "Label": "b", "n": "1"}])
+    else:
+        lines = {"csv": "review,Label,n\na,b,1", "jsonl": '{"review": "a", "Label": "b", "n": 1}'}
+        path.write_text(f"{lines[ending]}\n")
+    with pytest.raises(DataError) as caught:
+        list(
+            read_table(path, ["sentence", "text"], ["n"], ["label"], ["more", ""], hint="; others")
+        )
+    assert str(caught.value).partition(": ")[2] == (
+        "no column sentence or text and no column label, expected one of each; found 'review, "
+        "Label, n'; upper and lower case differ: 'Label'; others"
+    )
 
 
 def test_a_field_may_be_a_list_of_objects(tmp_path):

@@ -14,11 +14,13 @@ PLAIN = dict(
     evaluation=None,
     optimizer="adamw",
     weight_decay=0.0,
+    beta_2=0.999,
     clip_norm=None,
     layer_decay=1.0,
     freeze_backbone=False,
     lora_rank=None,
     lora_alpha=None,
+    lora_layers="query_value",
     ema=None,
 )
 SIZES = dict(vocabulary_size=20, num_layers=2, hidden_dim=8, intermediate_dim=16, dropout=0.0)
@@ -46,14 +48,14 @@ def batch():
 
 def trained(given, steps=1, **more):
     model = task(**more)
-    fine_tuning.freeze(model, given)
+    fine_tuning.freeze_or_adapt(model, given)
     model.compile(
         fine_tuning.make_optimizer(given, 0.01, model),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=[],
         run_eagerly=True,
     )
-    fine_tuning.attach(model, given)
+    fine_tuning.save_only_trained(model, given)
     x, y = batch()
     before = values(model)
     model.fit(x, y, batch_size=8, epochs=steps, shuffle=False, verbose=0)
@@ -180,6 +182,12 @@ class TestLayerDecay:
         found = [float(v.numpy()[0]) for v in (high, low, bias)]
         assert found == pytest.approx([1 - 0.001, 1 - 0.0005, 1], abs=1e-7)
 
+    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+    def test_the_variance_decays_as_asked_for(self, optimizer):
+        given = options(optimizer=optimizer, beta_2=0.95)
+        found = fine_tuning.make_optimizer(given, 0.01, task())
+        assert getattr(found, "adam_beta_2" if optimizer == "muon" else "beta_2") == 0.95
+
     def test_without_it_the_optimizer_is_keras_own(self):
         model = task()
         assert type(fine_tuning.make_optimizer(options(), 0.01, model)) is keras.optimizers.AdamW
@@ -301,7 +309,7 @@ class TestAdapters:
     @pytest.mark.parametrize(("alpha", "factor"), [(None, 1.0), (2.0, 1.0), (6.0, 3.0)])
     def test_alpha_scales_the_adapters(self, alpha, factor):
         model = task()
-        fine_tuning.freeze(model, options(lora_rank=2, lora_alpha=alpha))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2, lora_alpha=alpha))
         trained = {v.path: v for v in model.backbone.trainable_variables}
         (path, *_) = (path for path in trained if path.endswith("query/lora_kernel_b"))
         layer = next(
@@ -335,22 +343,53 @@ class TestAdapters:
         model.save_weights(tmp_path / "model.weights.h5")
         again = task()
         again.backbone.token_embedding.embeddings.assign_add(np.ones((20, 8)))
-        fine_tuning.freeze(again, given)
+        fine_tuning.freeze_or_adapt(again, given)
         again.compile(fine_tuning.make_optimizer(given, 0.01, again), "mse", metrics=[])
-        fine_tuning.attach(again, given)
+        fine_tuning.save_only_trained(again, given)
         with pytest.raises(DataError, match="the preset's weights have changed"):
             again.load_weights(tmp_path / "model.weights.h5")
 
-    def test_no_attention_no_adapter(self, monkeypatch):
-        with pytest.raises(DataError, match="--lora-rank 2: FNetBackbone has no attention"):
-            fine_tuning.freeze(task("FNet"), options(lora_rank=2))
+    def test_all_linear_layers_are_adapted(self):
+        model, before = trained(options(lora_rank=2, lora_layers="all_linear"))
+        adapted = {v.path.split("/")[-2] for v in model.backbone.trainable_variables}
+        assert adapted == {
+            *("query", "key", "value", "attention_output", "pooled_dense"),
+            *("feedforward_intermediate_dense", "feedforward_output_dense"),
+        }
+        moved = {p for p, v in values(model).items() if p in before and (v != before[p]).any()}
+        assert all("lora" in p or p.startswith("logits") for p in moved)
+        added = sum("lora_kernel_a" in v.path for v in model.trainable_variables)
+        assert added == 2 * 6 + 1  # two layers of six, and the pooler
 
-        def enable_lora(backbone, rank, alpha):
+    def test_linear_layers_without_attention_are_adapted(self):
+        model = task("FNet")
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2, lora_layers="all_linear"))
+        assert any("lora_kernel_a" in v.path for v in model.backbone.trainable_variables)
+
+    @pytest.mark.parametrize("family", ["Llama", "GPT2", "Gemma", "GPTNeoX", "SmolLM3"])
+    def test_all_linear_layers_of_a_decoder_are_adapted(self, family):
+        """But the embeddings, and the head that KerasHub keeps with them."""
+        model = causal_presets.make_task(family)
+        kernels = {
+            v.path
+            for v in model.backbone.trainable_variables
+            if v.path.endswith("kernel") and "embedding" not in v.path
+        }
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2, lora_layers="all_linear"))
+        adapted = [v.path for v in model.trainable_variables if v.path.endswith("lora_kernel_a")]
+        assert {path.replace("lora_kernel_a", "kernel") for path in adapted} == kernels
+
+    def test_no_attention_no_adapter(self, monkeypatch):
+        expected = "FNetBackbone has no attention .*; pass --lora-layers all_linear, or train all,"
+        with pytest.raises(DataError, match=expected):
+            fine_tuning.freeze_or_adapt(task("FNet"), options(lora_rank=2))
+
+        def enable_lora(backbone, rank, alpha, all_linear):
             backbone.trainable = False
 
         monkeypatch.setattr(fine_tuning.hub_models, "enable_lora", enable_lora)
-        with pytest.raises(DataError, match="could be adapted; train all$"):
-            fine_tuning.freeze(causal_presets.make_task("GPT2"), options(lora_rank=2))
+        with pytest.raises(DataError, match="; pass --lora-layers all_linear, or train all$"):
+            fine_tuning.freeze_or_adapt(causal_presets.make_task("GPT2"), options(lora_rank=2))
 
     @pytest.mark.parametrize(
         ("family", "adapted"),
@@ -358,13 +397,13 @@ class TestAdapters:
     )
     def test_layers_that_are_named_otherwise_are_adapted(self, family, adapted):
         model = causal_presets.make_task(family)
-        fine_tuning.freeze(model, options(lora_rank=2))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2))
         names = {v.path.split("/")[-2] for v in model.trainable_variables}
         assert names == adapted
 
     def test_an_encoder_decoder_is_adapted_on_both_sides(self):
         model = seq2seq_presets.make_task("T5")
-        fine_tuning.freeze(model, options(lora_rank=2))
+        fine_tuning.freeze_or_adapt(model, options(lora_rank=2))
         paths = [v.path for v in model.trainable_variables]
         assert {path.split("/")[-2] for path in paths} == {"query_projector", "value_projector"}
         for part in ("encoder", "decoder"):

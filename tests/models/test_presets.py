@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from data.errors import DataError
 from models import decoders, init_from, presets
-from recipes import bert_mlm, text_classification
+from recipes import bert_mlm, causal_lm, seq2seq, text_classification
 from tests.conftest import TINY_RUN
 from tests.support import causal_presets, tiny_presets
 from tests.support.damaged import flip_a_bit
@@ -61,6 +61,13 @@ class TestChoosePreset:
             "preset bert_tiny_en_uncased: no network; the same architecture from scratch is used "
             "instead",
         )
+
+
+@pytest.mark.parametrize("recipe", [causal_lm, seq2seq, text_classification])
+def test_auto_is_a_preset_of_masked_words_alone(recipe):
+    problem = "--preset auto: pass scratch, the name of a preset, or its folder"
+    assert problem in recipe.Options(preset="auto").problems()
+    assert all_problems(bert_mlm.Options(preset="auto")) == []
 
 
 @pytest.mark.parametrize(
@@ -316,9 +323,32 @@ class TestWhatCannotBeLoaded:
         tokenizer = types.SimpleNamespace(vocabulary_size=lambda: 30)
         model = types.SimpleNamespace(backbone=types.SimpleNamespace(vocabulary_size=20))
         with pytest.raises(DataError, match="its tokenizer has ids up to 29 and its model 20"):
-            presets.require_vocabulary(model, tokenizer, "a")
+            presets.check_vocabulary(model, tokenizer, "a")
         with pytest.raises(DataError, match="its tokenizer has ids up to 20 and its model 20"):
-            presets.require_vocabulary(model, types.SimpleNamespace(vocabulary={"a": 20}), "a")
+            presets.check_vocabulary(model, types.SimpleNamespace(vocabulary={"a": 20}), "a")
+
+    @pytest.mark.parametrize(
+        ("pieces", "rows", "is_noted"),
+        [
+            (15_000, 30_522, True),
+            (28_400, 30_522, True),
+            (900, 1_100, True),
+            (30_522, 30_528, False),  # a multiple of 64
+            (2, 128, False),
+            (50_277, 50_432, False),  # Pythia
+            (151_665, 152_064, False),  # Qwen 2.5
+            (250_101, 251_000, False),  # mDeBERTa v3
+        ],
+    )
+    def test_a_vocabulary_that_was_cut_short_is_noted(self, pieces, rows, is_noted):
+        """But not one whose model has further rows, so that their number is a round one."""
+        tokenizer = types.SimpleNamespace(vocabulary_size=lambda: pieces)
+        model = types.SimpleNamespace(backbone=types.SimpleNamespace(vocabulary_size=rows))
+        note = presets.check_vocabulary(model, tokenizer, "a")
+        said = (
+            f"preset a: its tokenizer has {pieces:,} pieces and its model {rows:,} embeddings: if"
+        )
+        assert note.startswith(said) if is_noted else note is None
 
 
 class TestHalfWrittenFolders:
@@ -341,6 +371,14 @@ class TestHalfWrittenFolders:
         shutil.rmtree(folder / "assets")
         with pytest.raises(DataError, match="has no assets/tokenizer/vocabulary.txt; save the pre"):
             presets.load(keras_nlp.models.Tokenizer, str(folder))
+
+    def test_a_vocabulary_without_a_special_token(self, folder):
+        file = folder / "assets" / "tokenizer" / "vocabulary.txt"
+        pieces = file.read_text().splitlines()
+        file.write_text("\n".join(piece for piece in pieces if piece != "[SEP]"))
+        with pytest.raises(DataError, match=r"Cannot find special token `'\[SEP\]'`") as caught:
+            presets.load(keras_nlp.models.Tokenizer, str(folder))
+        assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(
         "family, name, content, said",

@@ -10,15 +10,16 @@ STOP, LENGTH = 1, 5
 ANY = {STOP: 0.24, 2: 0.28, 3: 0.24, 4: 0.24}  # after what a table does not have
 
 
-def search(tables: list[dict], num_beams: int, ids=None) -> list[list[int]]:
+def search(tables: list[dict], num_beams: int, ids=None, **repetition) -> list[list[int]]:
     """Searches texts of at most four new tokens of 0 to 4; 1 ends a text.
 
     Args:
         tables: of each text: a dict from what was written to the probabilities of the next tokens.
         num_beams: beginnings to keep.
         ids: those that tokens have.
+        **repetition: of the search.
     """
-    sampler = samplers.BeamSearch(num_beams)
+    sampler = samplers.BeamSearch(num_beams, **repetition)
     sampler.ids = ids
 
     def log_probabilities(prompt, text, index):
@@ -132,3 +133,89 @@ def test_samples_are_the_answers_to_their_prompts():
         [{"text": "c"}, {"text": "d"}],
     ]
     assert samplers.by_prompt(texts[:1], 1) == [[{"text": "a"}]]
+
+
+def greedy(logits: list[float], rows: list[list[int]], length: int = 8, **repetition):
+    """Writes the likeliest tokens of these logits after each row; `STOP` is 1."""
+    sampler = samplers.Sampler(temperature=0, **repetition)
+    lengths = np.array([len(row) for row in rows])
+    prompt = np.stack([np.pad(row, (0, length - len(row))) for row in rows])
+    found = sampler(
+        lambda prompt, cache, index: (tf.constant([logits] * len(rows)), None, cache),
+        tf.constant(prompt, tf.int32),
+        cache=tf.zeros(len(rows)),
+        index=min(lengths),
+        mask=tf.constant(np.arange(length) < lengths[:, None]),
+        stop_token_ids=[STOP],
+    )
+    return found.numpy().tolist()
+
+
+def test_a_penalty_lowers_the_tokens_that_a_text_has():
+    logits = [-9.0, -5.0, 5.0, 4.0, 1.0]
+    assert greedy(logits, [[0]]) == [[0, *[2] * 7]]
+    # 2 has 2.5 after it was written, then 3 has 2.
+    assert greedy(logits, [[0]], repetition_penalty=2.0) == [[0, 2, 3, 2, 2, 2, 2, 2]]
+    assert greedy(logits, [[2]], repetition_penalty=2.0)[0][:3] == [2, 3, 2], "of the prompt, too"
+    # The zeros behind it are padding.
+    assert greedy([5.0, -5.0, 1.0, 4.0], [[2]], repetition_penalty=2.0)[0][:3] == [2, 0, 3]
+    # Negative ones are multiplied.
+    assert greedy([-9.0, -5.0, -1.0, -1.5, -4.0], [[2]], repetition_penalty=2.0)[0][1] == 3
+
+
+def test_the_end_of_a_text_is_not_lowered():
+    """It may stand in the prompt, as the ends of the turns of a chat do."""
+    ends = [0.0, 5.0, 4.0, 0.0, 0.0]
+    settings = dict(repetition_penalty=9.0, no_repeat_ngram_size=2)
+    assert greedy(ends, [[2, STOP, 2]], **settings)[0][3] == STOP
+
+
+def test_an_answer_is_the_same_alone_and_beside_a_longer_prompt():
+    """What stands behind the place of a shorter one is not written yet."""
+    logits, settings = [-9.0, -5.0, 5.0, 4.0, 3.0], dict(no_repeat_ngram_size=2)
+    rows = [[0], [0, 3, 2, 4]]
+    for more in (dict(repetition_penalty=1.5), {}):
+        alone = [greedy(logits, [row], **settings, **more)[0] for row in rows]
+        assert greedy(logits, rows, **settings, **more) == alone
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_an_n_gram_is_written_once(size):
+    rng = np.random.default_rng(size)
+    sampler = samplers.Sampler(no_repeat_ngram_size=size)
+    written = rng.integers(2, 5, (20, 12)).astype(np.int32)
+    for index in range(1, 12):
+        scores = tf.zeros((20, 6))
+        found = sampler.without_repetition(scores, tf.constant(written), index, [STOP]).numpy()
+        for row, scores in zip(written, found, strict=True):
+            text = row[:index].tolist()
+            grams = [text[at : at + size] for at in range(index - size + 1)]
+            forbidden = [token for token in range(6) if [*text, token][-size:] in grams]
+            expected = forbidden if index >= size - 1 else []
+            assert np.flatnonzero(scores == -np.inf).tolist() == expected, (text, size)
+
+
+def test_a_row_that_is_shorter_than_an_n_gram_has_none():
+    assert greedy([0.0, 0.0, 1.0, 0.0], [[0]], length=3, no_repeat_ngram_size=4) == [[0, 2, 2]]
+
+
+def test_beams_repeat_no_n_gram():
+    table = {(): {2: 1.0}, (2,): {2: 0.9, 3: 0.1}, (2, 2): {2: 0.9, 3: 0.1}}
+    assert search([table], 2)[0][:3] == [2, 2, 2]
+    assert search([table], 2, no_repeat_ngram_size=2)[0][:3] == [2, 2, 3]
+    # The logarithm of 0.9 times 30 is less than that of 0.1.
+    assert search([table], 2, repetition_penalty=30.0)[0][:2] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ((0.0, 0), ["--repetition-penalty 0.0: must be in (0, inf)"]),
+        ((float("nan"), 0), ["--repetition-penalty nan: must be in (0, inf)"]),
+        ((1.2, 1), ["--no-repeat-ngram-size 1: must be 0 or at least 2"]),
+        ((1.2, -1), ["--no-repeat-ngram-size -1: must be 0 or at least 2"]),
+        ((1.2, 3), []),
+    ],
+)
+def test_values_of_repetition_are_checked(settings, expected):
+    assert samplers.repetition_problems(*settings) == expected

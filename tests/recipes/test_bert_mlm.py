@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from data import masked_lm
-from data.errors import DataError
+from data.errors import DataError, InputError
 from data.kneser_ney import KneserNey
 from data.text import load_text
 from data.word_pieces import SPECIAL_TOKENS
 from models import bert, presets
 from recipes import bert_mlm
 from tests.support import processes
+from training.errors import OptionsError
+from training.loaded_run import load_run
 
 KEYS = """
 recipe module dataset preset vocabulary_sha256 strategy replicas workers workers_by_step
@@ -231,3 +233,24 @@ def test_n_grams_score_a_text_as_a_document_of_the_training_split(tmp_path):
     np.testing.assert_allclose(found(max_examples=7, **of_lines), expected)
     with pytest.raises(DataError, match="not the text that the run was trained on"):
         found("0" * 64)
+
+
+def test_texts_are_scored(tiny_run):
+    run = load_run(tiny_run.folder)
+    texts = ["the loss of a step", "step"]
+    answers = bert_mlm.predict(run, texts, score=True)
+    tokenizer = run.load_model().preprocessor.tokenizer
+    for text, nats, (answer,) in zip(
+        texts, bert_mlm.log_likelihoods(run, texts), answers, strict=True
+    ):
+        count = len(bert.encode(tokenizer, text, 99)) - 2
+        assert answer["tokens"] == count
+        assert answer["log_likelihood"] == pytest.approx(nats, rel=1e-5)
+        assert answer["perplexity"] == pytest.approx(np.exp(-nats / count), rel=1e-5)
+    with pytest.raises(InputError, match="tokens, the model takes") as caught:
+        bert_mlm.predict(run, ["step", "the " * 99], score=True)
+    assert caught.value.index == 1
+    with pytest.raises(InputError, match="a text without tokens has no perplexity"):
+        bert_mlm.predict(run, ["step", " "], score=True)
+    with pytest.raises(OptionsError, match="--top 2: leave it out; --score predicts no word pi"):
+        bert_mlm.predict(run, texts, top=2, score=True)

@@ -21,6 +21,7 @@ from models import decoders
 from recipes import causal_lm, evaluate, predict
 from tests.support import causal_presets, chat_presets
 from tests.support.processes import ROOT
+from training.errors import OptionsError
 from training.loaded_run import load_run
 from training.options import all_problems
 
@@ -249,6 +250,71 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     assert causal_lm.log_likelihoods(run, many) == pytest.approx([alone[each] for each in many])
 
 
+def test_without_epochs_a_preset_is_tested_as_it_is(finished, tiny_text, tmp_path):
+    folder, results = finished
+    preset = folder / "model"
+    sizes = {name: TINY[name] for name in ("strategy", "sequence_length", "global_batch_size")}
+    options = dict(dataset=str(tiny_text), preset=str(preset), epochs=0, n_grams=False)
+    found = causal_lm.main(causal_lm.Options(**sizes, **options, run_dir=tmp_path / "run"))
+    assert (found["steps"], found["epochs"], found["history"]) == (0, 0, {})
+    assert found["weights_sha256"] == results["weights_sha256"]
+    assert found["test"] == pytest.approx(results["test"], rel=1e-5)
+    run = load_run(tmp_path / "run")
+    answers = causal_lm.predict(run, ["the loss"], temperature=0)
+    assert answers == causal_lm.predict(load_run(folder), ["the loss"], temperature=0)
+    again = evaluate.main(evaluate.Options(run_dir=tmp_path / "run"))
+    assert again["test"] == pytest.approx(results["test"], rel=1e-5)
+
+
+def test_texts_are_scored(finished, tmp_path, command_line):
+    folder, results = finished
+    run = load_run(folder)
+    texts = ["the loss of a step", "step a of loss the"]
+    (tmp_path / "texts.txt").write_text("\n".join([*texts, "", "the " * 17]))
+    words = ("--score", "--file", tmp_path / "texts.txt")
+    status, out, err = command_line(predict, folder, *words, "--json")
+    first, second, empty, (too_long,) = json.loads(out)
+    assert status == 2 and re.search(r"input 4: \d+ tokens, the model takes 16", err)
+    assert empty == [] and "tokens, the model takes 16" in too_long["error"]
+    tokenizer = run.load_model().preprocessor.tokenizer
+    for text, nats, (answer,) in zip(
+        texts, causal_lm.log_likelihoods(run, texts), (first, second), strict=True
+    ):
+        count = len(tokenizer(text))
+        assert answer.keys() == {"log_likelihood", "tokens", "perplexity"}
+        assert answer["tokens"] == count == 5
+        assert answer["log_likelihood"] == pytest.approx(nats, rel=1e-5)
+        assert answer["perplexity"] == pytest.approx(np.exp(-nats / count), rel=1e-5)
+    assert first[0]["perplexity"] < second[0]["perplexity"]
+    status, out, err = command_line(predict, folder, texts[0], "--score")
+    assert (status, err) == (0, "") and f"  {first[0]['tokens']} tokens  " in out
+    assert causal_lm.predict(run, [], score=True) == []
+    with pytest.raises(OptionsError, match="--score: writes nothing; leave out the options"):
+        causal_lm.predict(run, texts, score=True, temperature=0.5)
+
+
+def test_a_text_repeats_no_n_gram(finished):
+    run = load_run(finished[0])
+    tokenizer = run.load_model().preprocessor.tokenizer
+
+    def pairs_of(**settings):
+        """All pairs of neighbouring tokens of a text."""
+        settings |= dict(temperature=0, max_length=16)
+        ((answer,),) = causal_lm.predict(run, ["the the the"], **settings)
+        ids = tokenizer(answer["text"]).tolist()
+        return list(zip(ids, ids[1:], strict=False))
+
+    free, once = pairs_of(), pairs_of(no_repeat_ngram_size=2)
+    prompt = len(tokenizer("the the the")) - 1
+    assert len(set(free)) < len(free)
+    assert len(set(once[prompt:])) == len(once[prompt:]) > 3
+    assert pairs_of(repetition_penalty=5.0) != free
+    with pytest.raises(
+        OptionsError, match="--repetition-penalty 0: .*\n--no-repeat-ngram-size 1: "
+    ):
+        causal_lm.predict(run, ["the"], repetition_penalty=0, no_repeat_ngram_size=1)
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 def test_n_grams_score_a_text_as_the_beginning_of_a_document(architecture, tiny_text, tmp_path):
     """The same as the training line that it is, wherever that stands in its row."""
@@ -310,7 +376,7 @@ def test_a_run_continues_where_continuations_fail(tiny_text, tmp_path, monkeypat
     results = causal_lm.main(options)
     assert results["steps"] == 2 and (tmp_path / "run" / "checkpoints").is_dir()
     said = [line for line in "".join(capsys.readouterr()).splitlines() if "continuations" in line]
-    assert said == ["no continuations in TensorBoard: IndexError: no such piece"]
+    assert said == ["no continuations/text in TensorBoard: IndexError: no such piece"]
 
 
 def test_prompts_are_shown_whose_template_leaves_room(tiny_text, tmp_path):
@@ -338,9 +404,9 @@ def test_the_baseline_of_n_grams_can_be_left_out(tiny_text, tmp_path):
     options = causal_lm.Options(**TINY)
     tokenizer = causal_lm.make_preprocessor(options, None, data, tmp_path).tokenizer
     rows = causal_lm.make_rows(options, data, tokenizer, True, tmp_path)
-    found = causal_lm.baselines(rows, tokenizer.vocabulary_size())
+    found = causal_lm.compute_baselines(rows, tokenizer.vocabulary_size())
     assert found.pop("kneser_ney_cross_entropy") > 0
-    assert causal_lm.baselines(rows, tokenizer.vocabulary_size(), n_grams=False) == found
+    assert causal_lm.compute_baselines(rows, tokenizer.vocabulary_size(), n_grams=False) == found
 
 
 @pytest.mark.long
@@ -376,6 +442,8 @@ def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     # Half of the answers are "even": the last digit decides, which the prompt's loss would not pay.
     assert results["test"]["accuracy"] > 0.95 > results["baseline"]["most_frequent_accuracy"]
     assert results["test"].keys() == {"cross_entropy", "accuracy", "perplexity"}
+    status, _, err = command_line(predict, tmp_path / "run", "1234 is even", "--score")
+    assert status == 2 and "--score: the run learned responses to prompts; recipes.evaluate" in err
     inputs = ("1234 is", "77 is", "--temperature", 0)
     status, out, err = command_line(predict, tmp_path / "run", *inputs)
     assert (status, err) == (0, "") and out == "1234 is\n  even\n77 is\n  odd\n"
@@ -428,6 +496,8 @@ def test_a_chat_is_learned_and_answered_in_its_turns(tmp_path, command_line):
     results = tuned_on_pairs(tmp_path, sequence_length=96, max_steps=200)
     assert results["test"]["accuracy"] > 0.95
     assert any("template: the turns of chatml" in line for line in results["notes"])
+    status, _, err = command_line(predict, tmp_path / "run", "1234 is even", "--score")
+    assert status == 2 and "--score: the run learned responses to prompts; recipes.evaluate" in err
     inputs = ("1234 is", "77 is", "--temperature", 0)
     status, out, err = command_line(predict, tmp_path / "run", *inputs)
     assert (status, err) == (0, "") and out == "1234 is\n  even\n77 is\n  odd\n"
@@ -466,7 +536,7 @@ def test_baselines_by_hand():
         next_tokens.Rows(np.array(rows, np.int32), ends, True)
         for rows in ([[3, 0, 0, 1, 3]], [[3, 1, 3, 3, 3], [3, 0, 3, 3, 3]])
     )
-    found = causal_lm.baselines({"train": known, "test": asked}, 4)
+    found = causal_lm.compute_baselines({"train": known, "test": asked}, 4)
     share = np.array([2.1, 1.1, 0.1, 1.1]) / 4.4
     # The test rows predict 1 and 0 once, and the end twice.
     expected = -np.log(share[[1, 3, 0, 3]]).mean()

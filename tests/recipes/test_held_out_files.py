@@ -64,3 +64,7 @@ def test_a_run_with_both_files(name, tmp_path):
     same = evaluate.main(evaluate.Options(**asked, test_file=data / file))
     assert same["test"] == pytest.approx(results["test"], rel=1e-4)
     assert same["baseline"] == pytest.approx(results["baseline"], rel=1e-9)
+    # What it reads is the test split alone.
+    assert not [name for name in same if name.startswith("valid_")]
+    gone = f"valid_by_dataset is left out: {held_out / file} is gone"
+    assert (gone in same["notes"]) == (name == "dna_melting")

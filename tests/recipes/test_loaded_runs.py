@@ -509,6 +509,14 @@ class TestBest:
             init_from.preset_of(with_best / "best")
         assert init_from.preset_of(with_best) == str(with_best / "model")
 
+    def test_no_run_begins_with_weights_from_before_their_average(self, with_best):
+        """Of a recipe of one's own, whose optimizer has `use_ema=True`."""
+        path = with_best / "best" / "state.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"averages": True}))
+        files.write_checksums(path.parent)
+        with pytest.raises(DataError, match="trained with averages of its weights, so its"):
+            init_from.preset_of(with_best / "best")
+
     def test_what_init_from_cannot_be(self, with_best, tmp_path):
         with pytest.raises(DataError, match="holds no model; pass a finished run of bert_mlm, its"):
             init_from.preset_of(tmp_path)

@@ -25,10 +25,25 @@ def block(page, word):
 
 
 def test_a_runs_model_in_plain_kerasnlp(tiny_run, capsys):
-    code = block("docs/your_own.md", "from_preset")
+    code = block("docs/your_own.md", "hidden.shape")
     assert "runs/bert_mlm/mine/model" in code
     exec(code.replace("runs/bert_mlm/mine", str(tiny_run.folder)), {})
     assert capsys.readouterr().out == f"(2, 64, {tiny_run.options.hidden_dim})\n"
+
+
+def test_embeddings_of_sentences(tiny_run, tmp_path, monkeypatch):
+    """Of a text they do not depend on the padding of the others."""
+    monkeypatch.chdir(tmp_path)
+    code = block("docs/your_own.md", "embeddings.npy")
+    code = code.replace("runs/bert_mlm/mine", str(tiny_run.folder))
+    found = []
+    for lines in (["the loss of a step", "", "all tokens " * 30], ["the loss of a step"]):
+        (tmp_path / "my_text.txt").write_text("\n".join(lines), encoding="utf-8")
+        exec(code, {})
+        found.append(np.load(tmp_path / "embeddings.npy"))
+    assert found[0].shape == (2, tiny_run.options.hidden_dim)
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found[0], axis=1), 1, atol=1e-5)
 
 
 def test_weights_of_a_checkpoint(tiny_run):
@@ -117,7 +132,7 @@ def test_texts_with_labels(tmp_path):
 
 
 def test_a_search_resumes(tmp_path, monkeypatch):
-    """The same seed draws the same options again, and finished runs are not repeated."""
+    """A second start has the options and the folders of the first, so finished runs return."""
     code = block("docs/runs.md", "rng.uniform").replace("runs/search", str(tmp_path))
     code = code.replace("range(20)", "range(3)")
     started = []

@@ -3,8 +3,10 @@
 import csv
 import dataclasses
 import functools
+import itertools
 import json
 import re
+import types
 
 import keras
 import keras_nlp
@@ -281,6 +283,8 @@ def test_without_a_dataset_it_learns_what_functions_do(run, tmp_path, monkeypatc
         (dict(freeze_backbone=True, preset="x"), "--freeze-backbone: leaves nothing to train"),
         (dict(lora_rank=2), "--lora-rank: needs a trained model"),
         (dict(lora_alpha=2.0), "--lora-alpha: scales adapters; pass --lora-rank, too"),
+        (dict(lora_layers="all_linear"), "--lora-layers: get adapters; pass --lora-rank, too"),
+        (dict(no_repeat_ngram_size=1), "--no-repeat-ngram-size 1: must be 0 or at least 2"),
         (dict(preset="auto"), "--preset auto: pass scratch"),
     ],
 )
@@ -305,6 +309,33 @@ def test_values_of_sampling_are_checked(run):
         ):
             seq2seq.predict(trained, ["a"], num_beams=2, **ignored)
         assert seq2seq.predict(trained, ["a"], temperature=0.8, **ignored)
+
+
+@pytest.mark.parametrize("num_beams", [0, 3])
+def test_an_answer_repeats_no_n_gram(num_beams):
+    """With the run's number, unless another one is passed."""
+    task = seq2seq_presets.make_task("Bart")
+    options = seq2seq.Options(no_repeat_ngram_size=2)
+    run = types.SimpleNamespace(options=options, load_model=lambda dtype: task)
+    rows, stock = [], task.preprocessor.generate_postprocess
+
+    def seen(outputs):
+        ids, mask = (np.array(outputs[f"decoder_{name}"]) for name in ("token_ids", "padding_mask"))
+        rows[:] = [row[kept.astype(bool)].tolist() for row, kept in zip(ids, mask, strict=True)]
+        return stock(outputs)
+
+    task.preprocessor.generate_postprocess = seen
+
+    def repeats(**settings):
+        """Whether answers have a pair of neighbouring tokens twice."""
+        asked = ["the loss of a step", "what is the capital of France? Paris is."]
+        seq2seq.predict(run, asked, num_beams=num_beams, **settings)
+        assert min(map(len, rows)) > 3
+        return any(len(set(itertools.pairwise(row))) < len(row) - 1 for row in rows)
+
+    assert repeats(no_repeat_ngram_size=0) and not repeats()
+    with pytest.raises(OptionsError, match="--no-repeat-ngram-size 1: must be 0 or at least 2"):
+        seq2seq.predict(run, ["a"], no_repeat_ngram_size=1)
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,20 @@ def test_predict_prints_the_labels_and_all_probabilities_in_a_table(finished, tm
         likely = [name for name, value in zip(NAMES, row[-3:], strict=True) if float(value) >= 0.5]
         assert likely == sorted(answer["class"] for answer in found)
         assert row[1] == "|".join(likely)
+    options["csv"] = tmp_path / "all.csv"
+    predict.main(predict.Options(run_dir=run_dir, **options), threshold=0.0)
+    _, rows = tables.read_rows(tmp_path / "all.csv")
+    assert [row[1] for row in rows] == ["|".join(NAMES)] * 2
+    run = load_run(run_dir)
+    smallest = min(answer["probability"] for answer in answers[0]) - 1e-4
+    for threshold, count in ((smallest, len(answers[0])), (1.0, 0)):
+        (above,) = text_classification.predict(run, texts[:1], threshold=threshold)
+        assert len(above) == count
+    with pytest.raises(OptionsError, match=r"--threshold 1.5: must be in \[0, 1\]"):
+        text_classification.predict(run, texts, threshold=1.5)
+    run.metadata["several"] = False
+    with pytest.raises(OptionsError, match="--threshold 0.3: the run did not learn several lab"):
+        text_classification.predict(run, texts, threshold=0.3)
     options["csv"] = tmp_path / "best.csv"
     predict.main(predict.Options(run_dir=run_dir, **options), top=1)
     header, _ = tables.read_rows(tmp_path / "best.csv")

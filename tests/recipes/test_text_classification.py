@@ -1,5 +1,6 @@
 import dataclasses
 import re
+import shlex
 
 import keras
 import numpy as np
@@ -51,6 +52,34 @@ def test_results(finished):
     assert set(results["baseline"]) == {
         *("most_frequent_accuracy", "tfidf_accuracy", "tfidf_macro_f1"),
     }
+
+
+def test_the_printed_command_asks_about_a_sentence_of_the_data(finished, folder):
+    said = (finished[0] / "worker-0.log").read_text()
+    command = shlex.split(said.partition("predict  ")[2].splitlines()[0])
+    data = sentences.load_sentences(str(folder), None)
+    assert command[-1] in data.splits["valid"][0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "example"),
+    [
+        (["good", "it's a $5 film", "a very long film of many words"], "it's a $5 film"),
+        (["--json is an option", "good", "bad film"], "good"),
+        (["-"], None),
+        ([f"{'long ' * 20}film"], "long " * 11 + "long"),
+        ([f"{'long ' * 11}long film"], "long " * 11 + "long"),
+        (["x" * 70], "x" * 60),
+        (["two\nlines   of a field"], "two lines of a field"),
+        (["is it\tlong " + "words " * 12], "is it ||| long " + "words " * 8 + "words"),
+    ],
+    ids=range(8),
+)
+def test_the_example_is_short(texts, example):
+    none = np.zeros(1, np.int32)
+    splits = {"train": (["a", "b"], none), "valid": (texts, none), "test": (["a"], none)}
+    data = sentences.Sentences("data", splits, ("no", "yes"))
+    assert text_classification.example_of(data) == example
 
 
 @pytest.mark.long

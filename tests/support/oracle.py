@@ -240,7 +240,7 @@ def dna(options, strategy):
             optimizer = adamw(options, model, 0.98)
         else:
             optimizer = fine_tuning.make_optimizer(
-                options, 0.0, beta_2=0.98, output_layers=dna_melting.OUTPUT_LAYERS
+                options, 0.0, output_layers=dna_melting.OUTPUT_LAYERS
             )
 
     def absolute_error(y, predicted):

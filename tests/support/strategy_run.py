@@ -97,14 +97,15 @@ SIZES = ("vocabulary_size", "num_layers", "num_heads", "hidden_dim")
 SENTENCES = {name: TINY_SENTENCES[name] for name in TINY_SENTENCES if name not in SIZES}
 CONTINUED = {name: TINY_CAUSAL[name] for name in TINY_CAUSAL if name not in SIZES}
 ANSWERS = {name: TINY_ANSWERS[name] for name in TINY_ANSWERS if name not in SIZES}
-RATES, ADAPTERS = dict(layer_decay=0.5, ema=0.9), dict(lora_rank=2, lora_alpha=4.0, ema=0.9)
+RATES = dict(layer_decay=0.5, ema=0.9, lr_schedule="wsd", min_lr_ratio=0.1)
+ADAPTERS = dict(lora_rank=2, lora_alpha=4.0, ema=0.9, lr_schedule="cosine")
 TUNED = SENTENCES | dict(preset="classifier_DistilBert", validate_every=6)
 CAUSAL_TUNED = CONTINUED | dict(preset="causal_GPT2", validate_every=6)
 FINE_TUNED = {
     "tuned": ("text_classification", TUNED | RATES),
     "adapters": ("text_classification", TUNED | ADAPTERS),
     "causal_tuned": ("causal_lm", CAUSAL_TUNED | RATES),
-    "causal_adapters": ("causal_lm", CAUSAL_TUNED | ADAPTERS),
+    "causal_adapters": ("causal_lm", CAUSAL_TUNED | ADAPTERS | dict(lora_layers="all_linear")),
     "muon": (
         "causal_lm",
         TINY_CAUSAL | TOGETHER | dict(optimizer="muon", ema=0.9, context="row"),

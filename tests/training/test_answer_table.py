@@ -65,6 +65,9 @@ def test_values_of_several_labels(probabilities, labels):
         "labels": "a",
         "probability_a": 0.5,
     }
+    named = [{"probability": p, "class": name} for name, p in (("dog", 0.9), ("art", 0.4))]
+    for threshold, expected in ((0.3, "art|dog"), (0.4, "art|dog"), (0.5, "dog"), (0.95, "")):
+        assert values_of(named, several=True, threshold=threshold)["labels"] == expected
     assert values_of([{"error": "too long"}], several=True) == {"error": "too long"}
 
 

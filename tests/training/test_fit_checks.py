@@ -226,6 +226,10 @@ class TestArguments:
                 {"validation_split": 0.2},
                 ["pass the validation split to run.prepare(validation=...)"],
             ),
+            (
+                {"validation_steps": 1},
+                ["validates other batches after each epoch", "and leave out validation_steps"],
+            ),
             ({"validation_freq": 0}, ["validation_freq=0): expected a number of epochs"]),
             ({"validation_freq": (1,)}, ["validation_freq=(1,)): expected", "or a list of epochs"]),
         ],
@@ -250,7 +254,7 @@ class TestArguments:
 
     @pytest.mark.long
     def test_others_are_keras_s(self, tmp_path):
-        parts = changing(verbose=2, shuffle=True, validation_steps=1, validation_freq=2)
+        parts = changing(verbose=2, shuffle=True, validation_freq=2)
         options = tiny_recipe.Options(run_dir=tmp_path / "run")
         with pytest.warns(UserWarning, match="shuffle=True"):
             results = tiny_recipe.main(options, **parts)

@@ -200,6 +200,9 @@ class TestParse:
             (mnist, "--max_predict_samples 4", ""),
             (mnist, "--fsdp a", ""),  # but for its hyphens it is not much like --seed
             (causal_lm, "--packing", ""),
+            (causal_lm, "--adam_beta2 0.95", "; did you mean --beta-2?"),
+            (causal_lm, "--lr_scheduler_type cosine", "; did you mean --lr-schedule?"),
+            (mnist, "--lr_scheduler_type cosine", ""),
             (causal_lm, "--beta 0.1", ""),
             (mnist, "--lora-alpha 16", ""),
             (causal_lm, "--lora_alpha 16", "; did you mean --lora-alpha?"),
@@ -249,7 +252,7 @@ class TestParse:
                 continue
             assert f"--{field.name.replace('_', '-')}" in text
             assert about["help"].split()[0] in text and f"\n{about['group']}:\n" in text
-        assert " ".join(text.split()).count("Passes over the training split. (default: ") == 1
+        assert " ".join(text.split()).count("Passes over the training split") == 1
         assert "usually 32" in text
 
     def test_the_command_that_resumes_a_run_gives_the_same_options(self):
@@ -344,7 +347,7 @@ class TestProblems:
         with pytest.raises(OptionsError) as caught:
             check(
                 bert_mlm.Options(
-                    epochs=0,
+                    epochs=-1,
                     base_learning_rate=float("nan"),
                     clip_norm=-1.0,
                     seed=-1,
@@ -365,7 +368,7 @@ class TestProblems:
             "--batch-size-per-replica 4 and --global-batch-size 8: pass only one of them",
             "--clip-norm -1.0: must be in (0, inf)",
             "--early-stopping needs --keep-best, for instance val_loss",
-            "--epochs 0: must be in [1, 1e9]",
+            "--epochs -1: must be in [0, 1e9]",
             "--hidden-dim 128: must be a multiple of --num-heads 3",
             "--keep-best-mode needs --keep-best or --reduce-on-plateau",
             "--mlm-probability 0.0: must be in (0, 1]",
@@ -375,6 +378,14 @@ class TestProblems:
             "--seed -1: must be in [0, 2147483647]",
             "--sequence-length 513: must be in [4, 512]",
         ]
+
+    def test_without_epochs_nothing_is_chosen_by_them(self):
+        assert problems(epochs=0) == []
+        assert problems(epochs=0, keep_best="val_loss", early_stopping=1) == [
+            "--keep-best: leave it out; --epochs 0 trains nothing",
+            "--early-stopping: leave it out; --epochs 0 trains nothing",
+        ]
+        assert all_problems(mnist.Options(epochs=0)) == ["--epochs 0: must be in [1, 1e9]"]
 
     @pytest.mark.parametrize(
         "text, window",

@@ -102,6 +102,22 @@ class TestPlan:
         few = plan(default_warmup=5, warmup_steps=93, evaluation=EvaluationRequest(None))
         assert few.warmup_steps == 92  # Keras refuses a schedule of no steps
 
+    def test_no_epochs_are_no_steps(self):
+        found = plan(epochs=0, default_warmup=5, warmup_steps=5, lr_schedule="wsd")
+        assert (found.total_steps, found.epochs, found.warmup_steps) == (0, 0, 0)
+        assert found.steps_per_epoch == 31
+
+    def test_a_decay_at_the_end_is_a_fifth_by_default_and_fits_or_is_refused(self):
+        assert plan().lr_decay_steps == 19
+        warm = dict(default_warmup=5, warmup_steps=80, lr_schedule="wsd")
+        assert plan(**warm).lr_decay_steps == 13
+        assert plan(**warm, lr_decay_steps=13).lr_decay_steps == 13
+        expected = "--lr-decay-steps 14: must be at most the 13 steps after the warm-up"
+        with pytest.raises(OptionsError, match=expected):
+            plan(**warm, lr_decay_steps=14)
+        few = plan(**warm, lr_decay_steps=14, evaluation=EvaluationRequest(None))
+        assert few.lr_decay_steps == 13
+
     def test_too_few_examples(self):
         with pytest.raises(OptionsError, match="one step takes 128 .* has 100: use"):
             plan(examples=100, accumulate_steps=4)

@@ -195,6 +195,11 @@ def test_a_card_names_the_classes_in_the_order_of_the_outputs(count, said):
     assert "## Inputs and outputs\n\nThose that `model.summary()` shows.\n" in card
 
 
+def test_a_model_that_was_not_trained_gets_no_advice():
+    lines = verdict({"cross_entropy": 7.0, "accuracy": 0.3}, BASELINE, {}, steps=0)
+    assert lines[-1] == "does not beat the unigram model in cross_entropy"
+
+
 @pytest.mark.parametrize(("steps", "advice"), [(2, "2 steps are few: try"), (500, "try more data")])
 def test_a_run_of_few_steps_is_told_so(steps, advice):
     lines = verdict({"accuracy": 0.1}, {"accuracy": 0.5}, {"val_loss": [2.0, 1.0]}, steps)

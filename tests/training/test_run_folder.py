@@ -353,34 +353,22 @@ class TestExtending:
         assert again.checkpoint.step == step and again.checkpoint.state["finished"]
 
     @pytest.mark.parametrize("resume", ["auto", "extend"])
-    def test_a_finished_extension_is_finished(self, finished, opened, resume):
+    @pytest.mark.parametrize("step", [27, 22])  # at its last step, and ended early
+    def test_a_finished_extension_is_finished(self, finished, opened, step, resume):
+        """Only --resume extend with more epochs trains, also after --early-stopping."""
         folder = opened(resume="extend", epochs=3)
         folder.keep_facts(self.LONGER)
         folder.close()
-        save_checkpoint(finished, 27, finished=True)
+        save_checkpoint(finished, step, finished=True)
         files.remove(finished / "model")
-        save_results(finished, 27)
+        save_results(finished, step)
         again = opened(resume=resume, epochs=3)
-        assert again.results["steps"] == 27
-        again.close()
-        assert opened(resume="extend", epochs=4).results is None  # a longer one
-
-    @pytest.mark.parametrize("resume", ["auto", "extend"])
-    def test_a_finished_extension_that_ended_early_is_finished(self, finished, opened, resume):
-        """Like a run that --early-stopping ended; only --resume extend with more epochs trains."""
-        folder = opened(resume="extend", epochs=3)
-        folder.keep_facts(self.LONGER)
-        folder.close()
-        save_checkpoint(finished, 22, finished=True)
-        files.remove(finished / "model")
-        save_results(finished, 22)
-        again = opened(resume=resume, epochs=3)
-        assert again.results["steps"] == 22
+        assert again.results["steps"] == step
         again.close()
         longer = opened(resume="extend", epochs=4)
         assert longer.results is None
         longer.keep_facts(self.LONGER | {"total_steps": 36, "epochs": 4})
-        assert longer.checkpoint.step == 22 and not longer.checkpoint.state["finished"]
+        assert longer.checkpoint.step == step and not longer.checkpoint.state["finished"]
         longer.close()
         again = opened(resume=resume, epochs=4)  # that one was stopped at once
         assert again.results is None

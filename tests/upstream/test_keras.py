@@ -289,6 +289,19 @@ def test_what_a_checkpoint_goes_into_exists_when_fit_begins(repaired):
         assert counts[0] == counts[1] > 2, f"variables when fit begins and ends: {counts}"
 
 
+@repair("remember_jit_compile", "compile() keeps True or False for 'auto' (no thread known)")
+def test_a_choice_of_xla_is_told_from_none(repaired):
+    def chosen(**options):
+        model = linear_model("sgd", **options)
+        if repaired:
+            return fitting.compiled_jit(model)
+        return model.get_compile_config()["jit_compile"]
+
+    with asking_keras(), only_if(repaired, fitting.remember_jit_compile()):
+        assert chosen(jit_compile=True) is True and chosen(jit_compile=False) is False
+        assert not isinstance(chosen(), bool), "of no choice"
+
+
 @repair("count_from_mid_epoch", "fit() begins at an epoch's first batch only (no thread known)")
 def test_resuming_after_6_of_8_batches(repaired):
     seen = []
