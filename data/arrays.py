@@ -41,7 +41,7 @@ def training_data(
 
     Args:
         x: An array of shape (examples, ...), or several in a dict, list or tuple; a list becomes
-            a tuple.
+            a tuple. Tensors, and tables and columns of pandas, are arrays, too.
         y: An array of shape (examples, ...), or several. A regression with one output needs a
             column, (examples, 1), the shape of the model's output. None for a model whose
             `compute_loss()` needs no labels.
@@ -65,10 +65,10 @@ def training_data(
         weights have dtype `floatx`.
 
     Raises:
-        DataError: An array has texts or objects; its name is its key, or x, y or x[0].
-        ValueError: The arrays have different lengths, integers outside int32, or fewer examples
-            than an epoch needs.
+        DataError: An array has texts, objects or integers outside int32; its name is its key, or x,
+            y or x[0]. Or the arrays have different lengths, or fewer examples than an epoch needs.
     """
+    x, y, sample_weight = map(_as_arrays, (x, y, sample_weight))
     return batches.training_batches(
         _count(x, y, sample_weight),
         batch_size,
@@ -104,8 +104,8 @@ def evaluation_data(
 
     Raises:
         DataError: As `training_data`.
-        ValueError: As `training_data`.
     """
+    x, y, sample_weight = map(_as_arrays, (x, y, sample_weight))
     count = _count(x, y, sample_weight)
     make_batch = _gather(x, y, sample_weight, lengths=lengths)
     return batches.evaluation_batches(count, batch_size, make_batch, lengths=lengths)
@@ -168,18 +168,29 @@ def draw_examples(
     return fewer
 
 
+def _as_arrays(arrays):
+    """Returns NumPy arrays for tensors, and for tables and columns of pandas, as Keras does."""
+
+    def converted(part):
+        is_other = hasattr(part, "__array__") and not isinstance(part, np.ndarray | np.generic)
+        return np.asarray(part) if is_other else part
+
+    return tf.nest.map_structure(converted, arrays)
+
+
 def _count(*arrays: Arrays | None) -> int:
     for array in tf.nest.flatten(arrays):
         if not isinstance(array, np.ndarray | None):
             kind = type(array).__name__
             article = "an" if kind[0] in "aeiou" else "a"
-            raise ValueError(
-                f"{article} {kind}; expected NumPy arrays, one row per example; rows of unequal "
-                "length are padded with zeros, which Embedding(..., mask_zero=True) masks"
+            raise DataError(
+                f"{article} {kind}; expected NumPy arrays, one row per example: np.array() makes "
+                "one of a list of numbers; rows of unequal length are padded with zeros "
+                "(keras.utils.pad_sequences), which Embedding(..., mask_zero=True) masks"
             )
     lengths = [len(array) for array in tf.nest.flatten(arrays) if array is not None]
     if len(set(lengths)) > 1:
-        raise ValueError(f"arrays of different lengths: {lengths}; expected one example per row")
+        raise DataError(f"arrays of different lengths: {lengths}; expected one example per row")
     return lengths[0]
 
 
@@ -240,7 +251,7 @@ def _require_times(x: Arrays, lengths: np.ndarray) -> None:
     shapes = [array.shape for array in tf.nest.flatten(x)]
     longest = int(lengths.max(initial=0))
     if any(len(shape) < 2 or shape[1] < longest for shape in shapes):
-        raise ValueError(
+        raise DataError(
             f"arrays of shape {', '.join(map(str, shapes))} with lengths of up to {longest}; "
             "expected (examples, time, ...) with at least so many time steps"
         )
@@ -291,5 +302,5 @@ def _table(array: np.ndarray, name: str) -> tf.Tensor:
     if array.dtype.kind in "iu" and array.size and not np.can_cast(array.dtype, np.int32):
         limits = np.iinfo(np.int32)
         if array.min() < limits.min or array.max() > limits.max:
-            raise ValueError("integers that int32 does not hold")
+            raise DataError(f"`{name}` has integers that int32 does not hold")
     return as_tensor(array)

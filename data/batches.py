@@ -159,12 +159,12 @@ def training_batches(
         raises a `DataError` for a batch that the replicas cannot share equally.
 
     Raises:
-        ValueError: There are fewer examples than an epoch needs, or `lengths` of other examples, or
+        DataError: There are fewer examples than an epoch needs, or `lengths` of other examples, or
             with them an epoch that ends within an update.
     """
     per_epoch = (batches_per_epoch or count // batch_size) * batch_size
     if not 0 < per_epoch <= count:
-        raise ValueError(
+        raise DataError(
             f"{count} examples give no epoch of {batches_per_epoch or 'full'} batches of "
             f"{batch_size}"
         )
@@ -173,7 +173,7 @@ def training_batches(
     if lengths is not None:
         table, ranks = _length_table(lengths, count)
     if lengths is not None and per_epoch % size:
-        raise ValueError(
+        raise DataError(
             f"an epoch of {per_epoch // batch_size} batches; with lengths expected a multiple of "
             f"batches_per_update, {batches_per_update}"
         )
@@ -242,7 +242,7 @@ def evaluation_batches(
 def _length_table(lengths: np.ndarray, count: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the lengths, and the rank of each example by them, both int32."""
     if lengths.shape[:1] != (count,) or lengths.ndim > 2:
-        raise ValueError(f"lengths of shape {lengths.shape}; expected one for each of {count}")
+        raise DataError(f"lengths of shape {lengths.shape}; expected one for each of {count}")
     _, ranks = np.unique(lengths, axis=0, return_inverse=True)
     return tf.constant(lengths, tf.int32), tf.constant(ranks.reshape(-1), tf.int32)
 

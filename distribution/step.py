@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-from distribution import attention, kinds
+from distribution import attention, kinds, loss_parts
 from distribution.errors import DistributionError
 from distribution.keras_compat import (
     attention_layers,
@@ -42,6 +42,7 @@ from distribution.keras_compat import (
     randomness,
     recomputing,
 )
+from distribution.keras_compat.replacing import replaced
 
 log = logging.getLogger("recipes")
 
@@ -119,6 +120,7 @@ def install(
     compiled_metrics.prepare_metrics(model)
     if own:
         return step
+    compiled_losses.weigh_own_by_examples(model)
     for layer in inspection.layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) and replicas > 1:
             layer.synchronized = True  # normalises by the global batch
@@ -291,6 +293,10 @@ class Step:
         elif self.replicas == 1 and compiled_losses.may_mix_examples(model):
             if _takes_any_batch(model):
                 self._evaluate_batch = self.evaluate_compared
+        elif self.replicas > 1 and compiled_losses.has_own_methods(model):
+            shares_weights = kinds.name_of(self.strategy) in kinds.SHARED_WEIGHTS
+            if not shares_weights and _takes_any_batch(model):
+                self._evaluate_batch = self.evaluate_own_part
         for optimizer in inner_optimizers(model.optimizer):
             if self._in_parts and optimizer is not None:
                 optimizer.jit_compile = True  # keras_compat.optimizers.update_together
@@ -344,28 +350,40 @@ class Step:
         shares is its gradient.
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            y_pred = fitting.call(self.model, x, training=True)
-            loss, weight, _ = self.loss(x, y, y_pred, sample_weight, sums, training=True)
-            share = self.model.optimizer.scale_loss(loss)
-            if self.replicas > 1:
-                share = share / self.replicas
-        gradients = tape.gradient(share, [v.value for v in self.variables])
-        self.measure(x, y, y_pred, sample_weight)
+        with randomness.part_of_batch(x):
+            with tf.GradientTape() as tape:
+                y_pred = fitting.call(self.model, x, training=True)
+                loss, weight, _ = self.loss(x, y, y_pred, sample_weight, sums, training=True)
+                share = self.model.optimizer.scale_loss(loss)
+                if self.replicas > 1:
+                    share = share / self.replicas
+            gradients = tape.gradient(share, [v.value for v in self.variables])
+            self.measure(x, y, y_pred, sample_weight)
         # Dense: adds the gradients of embedding rows that a batch looks up several times.
         return loss, weight, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
     def loss(
-        self, x, y, y_pred, sample_weight, sums, training: bool, is_unpadded: bool = False
+        self,
+        x,
+        y,
+        y_pred,
+        sample_weight,
+        sums,
+        training: bool,
+        is_unpadded: bool = False,
+        share=None,
     ) -> tuple:
         """Returns a replica's loss, the sum of all weights of the global batch, and losses.
 
-        These are the losses of several outputs, which evaluation counts one by one.
+        These are the losses of several outputs, which evaluation counts one by one. Of a replica
+        without its padding, `share` is what part of the examples it has, relative to the mean.
         """
         masks = [inspection.mask_of(leaf) for leaf in keras.tree.flatten(y_pred)]
         of_labels = compiled_losses.masks_of_labels(self.model, y, y_pred)
         masks = [_both(mask, other) for mask, other in zip(masks, of_labels, strict=True)]
         if any(mask is not None for mask in masks):
+            if share is not None:  # replicas would add up where some of them may have no example
+                raise _AddsUpError
             if self.replicas > 1 and self.jit_compile:
                 raise DistributionError(
                     "--jit: a mask of the model, or ignore_class of a loss, decides which values "
@@ -400,25 +418,29 @@ class Step:
         else:
             total = tf.reduce_sum(_ones(x, self.floatx))
         weights = keras.tree.map_structure(
-            lambda w, t: None if w is None else self.mean_one(w, t), sample_weight, totals
+            lambda w, t: None if w is None else self.mean_one(w, t, share), sample_weight, totals
         )
-        batches = self.batches_per_update if training else 1
+        if share is not None:
+            totals = keras.tree.map_structure(lambda t: None if t is None else t * share, totals)
+        parts = self.replicas * (self.batches_per_update if training else 1)
         counted = None if training else totals
-        with compiled_losses.outputs_count(counted, batches, is_unpadded, sample_weight) as losses:
+        with compiled_losses.outputs_count(counted, parts, is_unpadded, sample_weight) as losses:
             value = fitting.compute_loss(self.model, x, y, y_pred, weights, training)
         value = tf.convert_to_tensor(value)
         if self.replicas > 1:  # Keras leaves the losses of no examples as they are, of shape (0,)
             value = tf.reduce_sum(value)
         return value, total, losses
 
-    def mean_one(self, weights: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    def mean_one(self, weights: tf.Tensor, total: tf.Tensor, share=None) -> tf.Tensor:
         """Divides weights by their mean over the global batch.
 
         With n replicas that hold `size` weights each, the mean is total / (n size).
         """
         weights = tf.cast(weights, self.floatx)
-        count = self.replicas * tf.size(weights)
-        return weights * tf.math.divide_no_nan(tf.cast(count, self.floatx), total)
+        count = tf.cast(self.replicas * tf.size(weights), self.floatx)
+        if share is not None:
+            count /= share
+        return weights * tf.math.divide_no_nan(count, total)
 
     def reduce(self, gradients: list) -> list:
         """Sums the replicas' shares of the gradient."""
@@ -459,13 +481,14 @@ class Step:
         )
         return self.model.get_metrics_result()
 
-    def evaluate_batch(self, data, sums, is_unpadded: bool = False) -> dict:
+    def evaluate_batch(self, data, sums, is_unpadded: bool = False, share=None) -> dict:
         """Adds one batch to the metrics; returns them. Runs on each replica."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = fitting.call(self.model, x, training=False)
-        loss, weight, of_outputs = self.loss(
-            x, y, y_pred, sample_weight, sums, training=False, is_unpadded=is_unpadded
-        )
+        with self._counted(x, sample_weight, is_unpadded):
+            loss, weight, of_outputs = self.loss(
+                x, y, y_pred, sample_weight, sums, False, is_unpadded, share
+            )
         # A batch counts by its weight: the padded last one counts less. Each of several outputs
         # counts by its own weights; what is left of the loss, such as penalties, by all of them.
         rest = tf.cast(loss, self.floatx)
@@ -474,10 +497,22 @@ class Step:
         for value in of_outputs:
             rest -= tf.reduce_sum(tf.cast(value, self.floatx)) / calls
         tracker = inspection.loss_tracker(self.model)
-        tracker.update_state(rest, tf.stop_gradient(weight) / self.replicas)
+        part = 1.0 if share is None else share
+        tracker.update_state(rest, part * (tf.stop_gradient(weight) / self.replicas))
         with compiled_metrics.padding_left_out(None if is_unpadded else sample_weight):
-            self.measure(x, y, y_pred, sample_weight)
+            with self._counted(x, sample_weight, is_unpadded):
+                self.measure(x, y, y_pred, sample_weight)
         return self.model.get_metrics_result()
+
+    def _counted(self, x, sample_weight, is_unpadded: bool) -> contextlib.AbstractContextManager:
+        """Lets one number, which the model's own methods add to a metric, count by its examples.
+
+        Of a replica with padding it does not: the number is a part of the global batch's mean.
+        """
+        is_whole = sample_weight is None and self.replicas == 1
+        if is_unpadded or is_whole:
+            return compiled_losses.examples_of(x)
+        return contextlib.nullcontext()
 
     def measure(self, x, y, y_pred, sample_weight) -> None:
         """Updates the metrics of the model by its own `compute_metrics()`.
@@ -601,7 +636,8 @@ class Step:
         """Adds one batch to the metrics; returns them. Runs on each replica."""
         sums = self.sums_of_weights(data)
         try:
-            return self._evaluate_batch(data, sums)
+            with randomness.part_of_batch(keras.utils.unpack_x_y_sample_weight(data)[0]):
+                return self._evaluate_batch(data, sums)
         except compiled_losses.OneNumberError:
             if self.replicas > 1:
                 raise
@@ -621,9 +657,50 @@ class Step:
             self.model.get_metrics_result,
         )
 
-    def evaluate_unpadded(self, data, sums) -> dict:
+    def evaluate_unpadded(self, data, sums, share=None) -> dict:
         """Adds a batch without padding to the metrics; returns them."""
-        return self.evaluate_batch(data, sums, is_unpadded=True)
+        return self.evaluate_batch(data, sums, is_unpadded=True, share=share)
+
+    def evaluate_own_part(self, data, sums) -> dict:
+        """Adds a replica's examples that have a weight; `compute_loss()` may ignore the weights.
+
+        Replicas may have different numbers of them, or none. Where the model adds something up over
+        the replicas (masks, outputs of others), all have to, and the padding stays.
+        """
+        present = _rows_with_weight(data)
+        rows = _ones(keras.utils.unpack_x_y_sample_weight(data)[0], self.floatx)
+        if present is not None:
+            rows *= tf.cast(present, self.floatx)
+        count = tf.reduce_sum(rows)
+        (of_all,) = self.global_sums([count])
+        share = tf.math.divide_no_nan(self.replicas * count, of_all)
+        index = tf.distribute.get_replica_context().replica_id_in_sync_group
+        place = (index * tf.size(rows), tf.cast(of_all, tf.int32))
+
+        def add() -> dict:
+            part = data if present is None else _rows(data, present)
+            with _replicas_apart(), randomness.part_of_batch(part[0], place):
+                return self._evaluate_unpadded(part, sums, share)
+
+        def unpadded() -> dict:
+            return tf.cond(count > 0, add, self.model.get_metrics_result)
+
+        try:
+            found = self._or_padded(unpadded, lambda: self._evaluate_padded(data, sums))
+        except _AddsUpError:
+            return self._evaluate_padded(data, sums)
+        self._agree_on_seeds()
+        return found
+
+    def _agree_on_seeds(self) -> None:
+        """Sets the seeds of replicas that had no example to those of the first one."""
+        layers = inspection.layers_of(self.model)
+        seeds = [each.state for layer in layers for each in randomness.seeds_of(layer)]
+        is_first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+        values = [tf.convert_to_tensor(seed.value) for seed in seeds]
+        values = [tf.where(is_first, value, tf.zeros_like(value)) for value in values]
+        for seed, value in zip(seeds, self.global_sums(values), strict=True):
+            seed.assign(value)
 
     def evaluate_compared(self, data, sums) -> dict:
         """Adds the examples that have a weight, which the model's loss may compare."""
@@ -651,7 +728,7 @@ class Step:
             return padded()
         try:
             return unpadded()
-        except compiled_losses.OneNumberError:
+        except (compiled_losses.OneNumberError, _AddsUpError):
             raise
         except Exception:
             found = padded()  # or the error, where the size is not its cause
@@ -681,6 +758,26 @@ class Step:
         )
         mean = self.strategy.reduce(tf.distribute.ReduceOp.MEAN, stacked, axis=None)
         return dict(zip(names, tf.unstack(mean), strict=True))
+
+
+class _AddsUpError(Exception):
+    """What is traced adds up over the replicas, where some of them may not come."""
+
+
+@contextlib.contextmanager
+def _replicas_apart() -> Iterator[None]:
+    """Raises an `_AddsUpError` where the replicas exchange values, while a function is traced."""
+
+    def make(stock):
+        def call(self, *args, **kwargs):
+            raise _AddsUpError
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in loss_parts.EXCHANGES:
+            stack.enter_context(replaced(tf.distribute.ReplicaContext, name, make))
+        yield
 
 
 def require_kept(graph: tf.Graph, model: keras.Model, others: list) -> None:

@@ -108,6 +108,26 @@ def require_forms(train_data: tf.data.Dataset, splits: dict, needs_labels: bool 
                 )
 
 
+def require_batch_size(train_data: tf.data.Dataset, batch_size: int) -> None:
+    """Rejects batches that are not the plan's, such as single examples.
+
+    Args:
+        train_data: the training data.
+        batch_size: examples of a global batch, as planned.
+
+    Raises:
+        RunError: has both sizes.
+    """
+    for batch in train_data.take(1):
+        first = keras.tree.flatten(batch)[0]
+        if first.shape.rank == 0 or len(first) != batch_size:
+            raise RunError(
+                f"train_data begins with a tensor of shape {tuple(first.shape)}, and the plan has "
+                f"batches of {batch_size} examples: batch() them by plan.batches['batch_size'], "
+                "with drop_remainder=True"
+            )
+
+
 def require_fewer(options: SharedOptions, validation) -> None:
     """Rejects validation data with more examples than `--max-validation-examples`.
 

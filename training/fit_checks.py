@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from callbacks.checkpoint import CheckpointInfo
 from callbacks.late_numbers import CallbackList
 from callbacks.steps import StepCallback
+from data.errors import listed
 from distribution import strategies
 from training import data_checks
 from training.errors import RunError
@@ -105,6 +107,37 @@ def stateful(
             "to run.prepare(extra=[...]) as the run began with"
         )
     return callbacks
+
+
+def lost_states_note(
+    extra: Sequence[keras.callbacks.Callback], info: CheckpointInfo | None
+) -> str | None:
+    """Returns a line that names callbacks whose state a resumed run has lost, or None.
+
+    Args:
+        extra: the recipe's callbacks.
+        info: the checkpoint that the run resumes from, or None.
+    """
+    if info is None:
+        return None
+    names = [type(each).__name__ for each in extra if _may_count(each)]
+    if not names:
+        return None
+    return (
+        f"{listed(names)}: no checkpoint keeps the state of such a callback, which begins again "
+        "here; of a callbacks.steps.StepCallback it keeps what get_state() returns"
+    )
+
+
+def _may_count(callback: keras.callbacks.Callback) -> bool:
+    """Tells whether a callback of the user's has values that may change as it is called."""
+    is_known = isinstance(callback, StepCallback) or hasattr(callback, "on_record")
+    if is_known or type(callback).__module__.startswith("keras."):
+        return False
+    of_keras = vars(keras.callbacks.Callback())
+    values = [value for name, value in vars(callback).items() if name not in of_keras]
+    kinds = (int, float, list, dict, set, np.ndarray)
+    return any(isinstance(each, kinds) and not isinstance(each, bool) for each in values)
 
 
 def class_weight_problem(error: ValueError) -> str | None:

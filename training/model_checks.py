@@ -4,29 +4,35 @@ import keras
 import tensorflow as tf
 
 from data.errors import first_line, listed
-from distribution import step
-from distribution.keras_compat import fitting, inspection, randomness
+from distribution import loss_parts, step
+from distribution.errors import DistributionError
+from distribution.keras_compat import compiled_losses, fitting, inspection, randomness
 from training.errors import RunError
 
 NO_LOSS = "No loss to compute"  # in Keras's error
+# Packages whose layers and losses treat each example by itself, but for those that are refused.
+PACKAGES_OF_SEPARATE_EXAMPLES = ("keras", "keras_hub", "keras_nlp", "models")
+# By how much the loss of a batch and the mean of its parts' losses may differ, by compute dtype.
+ROUNDING_OF_LOSSES = {"float64": 1e-8, "float32": 1e-4}  # 0.02 in half precision
 
 
 def random_layers_note(model: keras.Model) -> str | None:
     """Returns a line that names layers whose draws may depend on the number of replicas, or None.
 
-    Dropout is not among them, see `randomness.drop_out_by_place`. How a layer of the user's uses
-    its generators cannot be seen.
+    Most of Keras's are not among them, see `randomness.draw_by_place`. How a layer of the user's
+    uses its generators cannot be seen.
     """
     names = [
         layer.name
         for layer in inspection.layers_of(model)
-        if not isinstance(layer, randomness.DROPOUT) and randomness.seeds_of(layer)
+        if randomness.seeds_of(layer) and not randomness.draws_by_place(layer)
     ]
     if not names:
         return None
     return (
-        f"{listed(names)}: except by keras.random.dropout(), each replica draws the same random "
-        "numbers for its own examples, so the results may depend on the number of replicas"
+        f"{listed(names)}: random numbers that keras.random draws with the batch as the first axis "
+        "are those of one device; others, and keras.random.shuffle() and categorical(), each "
+        "replica draws for its own examples, so the results may depend on the number of replicas"
     )
 
 
@@ -59,7 +65,9 @@ def require_compiled(model: keras.Model, train_data) -> None:
     if not isinstance(train_data, tf.data.Dataset):
         problems.append(
             f"train_data is a {type(train_data).__name__}: expected batches as a tf.data.Dataset; "
-            "data.arrays.training_data(..., **plan.batches) makes them from NumPy arrays"
+            "data.arrays.training_data(..., **plan.batches) makes them from arrays, "
+            "data.batches.training_batches(..., **plan.batches) from a function that returns the "
+            "examples of some indices"
         )
     elif any(
         isinstance(spec, tf.RaggedTensorSpec) for spec in tf.nest.flatten(train_data.element_spec)
@@ -75,6 +83,11 @@ def require_compiled(model: keras.Model, train_data) -> None:
         if any(isinstance(spec, tf.NoneTensorSpec) for spec in tf.nest.flatten(parts)):
             problems.append(
                 "train_data has None in a batch: an output without weights of its own needs ones"
+            )
+        if isinstance(y, dict) and isinstance(weights, dict) and y.keys() - weights.keys():
+            problems.append(
+                f"train_data has no weights for {listed(sorted(y.keys() - weights.keys()))}: an "
+                "output without weights of its own needs ones"
             )
         if model.compiled and not has_labels and inspection.needs_labels(model):
             problems.append(
@@ -193,6 +206,68 @@ def require_test_step(
     return None
 
 
+def require_separate_examples(
+    model: keras.Model, installed: step.Step, train_data: tf.data.Dataset
+) -> str | None:
+    """Rejects a model whose loss of a batch is not the mean of the losses of the batch's parts.
+
+    Replicas, and the batches of an update, have a part each. Models and losses of Keras alone are
+    not tried.
+
+    Args:
+        model: compiled and built.
+        installed: its step, for several replicas or batches per update.
+        train_data: its first examples are evaluated.
+
+    Returns:
+        A note if it cannot be tried.
+
+    Raises:
+        DistributionError: has both numbers, and the way out.
+    """
+    if not _has_own_parts(model):
+        return None
+    try:
+        found = loss_parts.losses(installed, next(iter(train_data.take(1))))
+    except DistributionError:
+        raise
+    except Exception as error:  # any that the model raises for fewer examples than usual
+        return (
+            f"{type(model).__name__}: could not try whether the loss of a batch is the mean of "
+            f"its parts' losses ({first_line(error)}); it must not compare the batch's examples"
+        )
+    if found is None:
+        return None
+    whole, parts = found
+    rounding = ROUNDING_OF_LOSSES.get(keras.config.dtype_policy().compute_dtype, 0.02)
+    if not abs(whole - parts) > rounding * max(1.0, abs(whole)):  # also where it is not a number
+        return None
+    each = "replica" if installed.replicas > 1 else "accumulated batch"
+    raise DistributionError(
+        f"{type(model).__name__}: some examples have a loss of {whole:.6g} as one batch, and of "
+        f"{parts:.6g} in parts, of which each {each} has one. A loss, compute_loss() or layer of "
+        "yours compares the examples of a batch (in-batch negatives), adds their losses up, or "
+        "divides by its own sum of weights: return the mean over the batch of each example's "
+        "loss, times sample_weight where that is not None, or train on one device (--strategy "
+        "none, without --accumulate-steps)"
+    )
+
+
+def _has_own_parts(model: keras.Model) -> bool:
+    """Tells whether a model has layers or losses of the user's, or operations between layers."""
+    layers = inspection.layers_of(model)
+    for layer in layers:
+        is_stock = type(layer).__module__.partition(".")[0] in PACKAGES_OF_SEPARATE_EXAMPLES
+        if not is_stock or isinstance(layer, keras.layers.Lambda):
+            return True
+        if type(layer).__module__.startswith("keras.") and any(
+            not isinstance(operation, keras.layers.Layer)
+            for operation in getattr(layer, "operations", [])
+        ):
+            return True
+    return compiled_losses.may_mix_examples(model)
+
+
 def require_in_scope(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Rejects parts of a compiled model that were created outside of the strategy's scope.
 
@@ -257,7 +332,10 @@ def suitable_inputs(part: keras.Model, inputs):
         `inputs` if the part takes such ones, or its layers do not say what it takes; otherwise
         ones of its shapes, with unknown sizes of one.
     """
-    wanted = keras.tree.flatten(getattr(part, "input", None))
+    struct = getattr(part, "input", None)
+    if struct is None:  # of a Sequential that was never called by itself
+        struct = next(iter(getattr(part, "inputs", None) or ()), None)
+    wanted = [tensor for tensor in keras.tree.flatten(struct) if tensor is not None]
     given = keras.tree.flatten(inputs)
     if not wanted or any(tensor.dtype == "string" for tensor in wanted):
         return inputs
@@ -265,7 +343,7 @@ def suitable_inputs(part: keras.Model, inputs):
         return inputs
     return keras.tree.map_structure(
         lambda tensor: keras.ops.ones([size or 1 for size in tensor.shape], tensor.dtype),
-        part.input,
+        struct,
     )
 
 

@@ -560,6 +560,7 @@ class Run:
             data_checks.require_forms(train_data, splits, inspection.needs_labels(model))
         model_checks.require_in_scope(model, self.strategy)
         first_batches = data_checks.first_batches_sha256(train_data)
+        data_checks.require_batch_size(train_data, self._plan.global_batch_size)
         steps_per_execution = self._steps_per_execution(model)
         plateau = self._plateau(model)
         fitting.build(model, train_data)
@@ -597,6 +598,8 @@ class Run:
         self.note(model_checks.require_test_step(model, installed, validated, test))
         if plan.replicas > 1:
             self.note(model_checks.random_layers_note(model))
+        if plan.accumulate_steps > 1 or self.strategy.num_replicas_in_sync > 1:
+            self.note(model_checks.require_separate_examples(model, installed, train_data))
         if self.strategy_name == "parameter_server":
             several = steps_per_execution > 1
             parameter_server.use_coordinator(
@@ -624,6 +627,7 @@ class Run:
             names = with_perplexity(dict.fromkeys(measured, 0.0), perplexity_of)
             self.tensorboard.show_charts(list(names))
         callbacks = self._callbacks(validation, test, extra, plateau, fingerprint)
+        self.note(fit_checks.lost_states_note(extra, info))
         epochs_done = 0
         if info is not None:
             epochs_done = plan.epochs if info.state["finished"] else info.epochs_done

@@ -223,7 +223,7 @@ def prepare_losses(model: keras.Model, batches_per_update: int = 1) -> None:
         if entry.loss.reduction == "mean_with_sample_weight" and several:
             entry.loss.reduction = "sum_over_batch_size"
         elif entry.loss.reduction == "sum":
-            entry = entry._replace(loss=_SumOverParts(entry.loss, replicas, entry.path))
+            entry = entry._replace(loss=_SumOverParts(entry.loss, entry.path))
         elif entry.loss.reduction in (None, "none") and several:
             raise DistributionError(
                 f"loss {entry.name} has reduction=None, which has no mean over several replicas "
@@ -313,17 +313,25 @@ def may_mix_examples(model: keras.Model) -> bool:
     Trusts Keras's losses but a few, and models with `leaves_padding_out`. Lacks: no public name for
     the losses that `compile()` made of names, functions, lists and dicts.
     """
-    kind, compiled = type(model), model._compile_loss
-    if getattr(kind, "leaves_padding_out", False):
+    compiled = model._compile_loss
+    if getattr(type(model), "leaves_padding_out", False):
         return False
-    if kind.compute_loss is not keras.Model.compute_loss:
-        return True
-    if kind.compute_metrics is not keras.Model.compute_metrics:
+    if has_own_methods(model):
         return True
     if compiled is None or not compiled.built:
         return False
     losses = [getattr(entry.loss, "loss", entry.loss) for entry in compiled._flat_losses]
     return any(_mixes_examples(loss) or _is_own(loss) for loss in losses)
+
+
+def has_own_methods(model: keras.Model) -> bool:
+    """Tells whether a model's `compute_loss()` or `compute_metrics()` may count padding."""
+    kind, stock = type(model), keras.Model
+    own = (
+        kind.compute_loss is not stock.compute_loss
+        or kind.compute_metrics is not stock.compute_metrics
+    )
+    return own and not getattr(kind, "leaves_padding_out", False)
 
 
 def _is_own(loss) -> bool:
@@ -345,14 +353,14 @@ def _mixes_examples(loss) -> bool:
     return function is keras.losses.circle
 
 
-# The weights of each output of a batch and their sums, its losses, and how many batches these are
-# averaged over.
+# The weights of each output of a batch and their sums, its losses, and how many parts of a batch
+# these are averaged over.
 _outputs = threading.local()
 
 
 @contextlib.contextmanager
 def outputs_count(
-    totals, batches: int = 1, is_unpadded: bool = False, weights=None
+    totals, parts: int = 1, is_unpadded: bool = False, weights=None
 ) -> Iterator[list]:
     """Counts the loss of each output in the logs by its weights, while a batch is evaluated.
 
@@ -362,19 +370,19 @@ def outputs_count(
     Args:
         totals: the sum of each output's weights, structured like the weights; None for Keras's
             numbers.
-        batches: batches of an update in training, whose mean is applied; 1 in an evaluation.
+        parts: of what the mean is taken over: replicas, and in training the batches of an update.
         is_unpadded: whether the padding was removed from the batch.
         weights: those of the data, for the losses that are sums.
 
     Yields:
         A list that gets the loss of each output, times its `loss_weights`; of several outputs.
     """
-    _outputs.totals, _outputs.losses, _outputs.batches = totals, [], batches
+    _outputs.totals, _outputs.losses, _outputs.parts = totals, [], parts
     _outputs.is_unpadded, _outputs.weights = is_unpadded, weights
     try:
         yield _outputs.losses
     finally:
-        _outputs.totals, _outputs.losses, _outputs.batches = None, None, 1
+        _outputs.totals, _outputs.losses, _outputs.parts = None, None, 1
         _outputs.weights = None
 
 
@@ -405,13 +413,32 @@ def weigh_by_examples(model: keras.Model) -> None:
     of_outputs = compiled.metrics if compiled is not None and compiled.built else []
     for metric in (model._loss_tracker, *of_outputs):
         if metric is not None:
-            stock = type(metric).update_state.__get__(metric)
-            metric.update_state = functools.partial(_add_by_examples, stock)
+            _count_by_examples(metric)
+
+
+def weigh_own_by_examples(model: keras.Model) -> None:
+    """Makes metrics that a model's own methods update with one number count by their examples.
+
+    Breaks: a `compute_loss()` that adds the mean of a batch to a metric counts a smaller last
+    batch, and the smaller part of a replica, as a full one. Does: as `weigh_by_examples`. Lacks: no
+    public name for the metrics of a model alone, without those of `compile()`.
+
+    Args:
+        model: compiled and built; changed in place.
+    """
+    for metric in model._metrics:
+        if type(metric) is keras.metrics.Mean:
+            _count_by_examples(metric)
+
+
+def _count_by_examples(metric: keras.metrics.Metric) -> None:
+    stock = type(metric).update_state.__get__(metric)
+    metric.update_state = functools.partial(_add_by_examples, stock)
 
 
 @contextlib.contextmanager
 def examples_of(x) -> Iterator[None]:
-    """Tells the examples of a batch while the model's own `test_step` evaluates it."""
+    """Tells the examples of a batch while the model's own methods evaluate it."""
     first = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
     _outputs.examples = tf.shape(first)[0]
     try:
@@ -468,12 +495,12 @@ class _SumOverParts:
 
     reduction = "sum_over_parts"
 
-    def __init__(self, loss, replicas: int, path: tuple):
-        self.loss, self.replicas, self.path = loss, replicas, path
+    def __init__(self, loss, path: tuple):
+        self.loss, self.path = loss, path
         self._fn_kwargs = getattr(loss, "_fn_kwargs", {})
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        parts = self.replicas * getattr(_outputs, "batches", 1)
+        parts = getattr(_outputs, "parts", 1)
         weights = getattr(_outputs, "weights", None)
         if sample_weight is not None and weights is not None:
             for name in self.path if keras.tree.is_nested(weights) else ():

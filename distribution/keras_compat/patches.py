@@ -45,6 +45,7 @@ def patch_keras_for(strategy: tf.distribute.Strategy) -> Iterator[None]:
         compiled_losses.weigh_each_value,
         optimizers.leave_gradients_reduced,
         randomness.drop_out_by_place,
+        randomness.draw_by_place,
         replica_states.normalise_unmasked_together,
         compiled_losses.keep_penalties_apart,
     ]

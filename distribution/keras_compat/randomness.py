@@ -1,15 +1,14 @@
-"""Draws dropout by place, and finds random numbers and states that no checkpoint keeps."""
+"""Draws random numbers by place, and finds those, and states, that no checkpoint keeps."""
 
 import contextlib
 import re
+import threading
 from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random as tf_random
-from keras.src.layers.regularization import spatial_dropout
-from keras.src.layers.rnn import dropout_rnn_cell
 from keras.src.random import seed_generator
 from keras.src.utils import rng_utils
 from tensorflow.python.data.ops import skip_op
@@ -17,12 +16,10 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from distribution.keras_compat.replacing import replaced
 
-# Layers whose seeds serve dropout alone. Lacks: no public name for the cells' and these bases.
-DROPOUT = (
-    keras.layers.Attention,
-    keras.layers.Dropout,
-    dropout_rnn_cell.DropoutRNNCell,
-    spatial_dropout.BaseSpatialDropout,
+# Layers of Keras that mix examples, or draw numbers for a whole batch.
+MIXING = (
+    *(keras.layers.AugMix, keras.layers.CutMix, keras.layers.MixUp, keras.layers.RandAugment),
+    keras.layers.RandomElasticTransform,
 )
 
 
@@ -38,17 +35,15 @@ def drop_out_by_place() -> contextlib.AbstractContextManager:
 
     def make(stock):
         def dropout(inputs, rate, noise_shape=None, seed=None):
-            replica = tf.distribute.get_replica_context()
-            several = replica is not None and replica.num_replicas_in_sync > 1
             shape = tf_random._get_concrete_noise_shape(inputs, noise_shape)
             shape = tf.shape(inputs) if shape is None else tf.convert_to_tensor(shape)
             # A mask with one row is the same for all examples, on every replica.
             shared = noise_shape is not None and noise_shape[0] == 1
             shared = shared or (len(inputs.shape) > 0 and inputs.shape[0] == 1)
-            if not several or shared or not 0.0 < rate < 1.0 or len(inputs.shape) == 0:
+            if not _takes_part() or shared or not 0.0 < rate < 1.0 or len(inputs.shape) == 0:
                 return stock(inputs, rate, noise_shape, seed)
             seed = tf_random._cast_seed(tf_random.draw_seed(seed))
-            index = replica.replica_id_in_sync_group
+            index = tf.distribute.get_replica_context().replica_id_in_sync_group
             drawn = _uniform_rows(shape, seed, inputs.dtype, index)
             scaled = inputs * tf.constant(1.0 / (1.0 - rate), inputs.dtype)
             return tf.where(drawn >= tf.constant(rate, inputs.dtype), scaled, tf.zeros_like(scaled))
@@ -82,6 +77,99 @@ def _uniform_rows(shape, seed, dtype: tf.DType, index) -> tf.Tensor:
     )
     skipped = tf.cast(first % block, tf.int32)
     return tf.reshape(tf.slice(drawn, [skipped], [count]), shape)
+
+
+# Functions of `keras.random` whose first argument is the shape of what they draw.
+DRAWS = ("normal", "uniform", "truncated_normal", "randint", "gamma", "beta", "binomial")
+
+# How many examples a replica's part of a batch has. Each replica is traced in a separate thread.
+_part = threading.local()
+
+
+@contextlib.contextmanager
+def part_of_batch(x, place: tuple[tf.Tensor, tf.Tensor] | None = None) -> Iterator[None]:
+    """Tells `draw_by_place` which examples a replica has, while its step is traced.
+
+    Args:
+        x: the inputs of the replica's part of a batch.
+        place: of its first example in the global batch, and the number of examples of all replicas,
+            int32 scalars; None where all of them have as many.
+    """
+    before, leaf = dict(vars(_part)), keras.tree.flatten(x)[0]
+    known = leaf.shape[0] if leaf.shape.rank else None
+    _part.rows, _part.place = tf.shape(leaf)[0] if known is None else known, place
+    try:
+        yield
+    finally:
+        _part.rows, _part.place = before.get("rows"), before.get("place")
+
+
+@contextlib.contextmanager
+def drawn_as_on_one_device() -> Iterator[None]:
+    """Makes a replica that has a whole global batch draw its numbers as one device does."""
+    _part.is_whole = True
+    try:
+        yield
+    finally:
+        _part.is_whole = False
+
+
+def _takes_part() -> bool:
+    """Tells whether what is traced has a part of a batch, as one of several replicas."""
+    replica = tf.distribute.get_replica_context()
+    several = replica is not None and replica.num_replicas_in_sync > 1
+    return several and not getattr(_part, "is_whole", False)
+
+
+@contextlib.contextmanager
+def draw_by_place() -> Iterator[None]:
+    """Makes random numbers of examples a function of seed, step and place in the global batch.
+
+    Breaks: all replicas draw the same numbers, so those of a global batch repeat, and change with
+    the number of replicas. Does: where the first axis of what is drawn is the batch, draws the
+    numbers of the whole global batch on each replica, which takes its rows.
+    """
+
+    def make(stock):
+        def draw(shape, *args, **kwargs):
+            if not _takes_part():
+                return stock(shape, *args, **kwargs)
+            sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
+            parameters = [*args, *(value for name, value in kwargs.items() if name != "seed")]
+            if not _is_of_examples(sizes) or any(map(_has_axes, parameters)):
+                return stock(shape, *args, **kwargs)
+            if _part.place is not None:
+                first, of_all = _part.place
+                return stock([of_all, *sizes[1:]], *args, **kwargs)[first : first + sizes[0]]
+            replica = tf.distribute.get_replica_context()
+            replicas = replica.num_replicas_in_sync
+            drawn = stock([replicas * sizes[0], *sizes[1:]], *args, **kwargs)
+            return tf.reshape(drawn, [replicas, *sizes])[replica.replica_id_in_sync_group]
+
+        return draw
+
+    with contextlib.ExitStack() as stack:
+        for name in DRAWS:
+            stack.enter_context(replaced(tf_random, name, make))
+        yield
+
+
+def _is_of_examples(sizes: list) -> bool:
+    """Tells whether the first size of a shape is that of the replica's part of the batch.
+
+    Sizes that are known while the step is traced are compared; one that is not known, such as
+    `keras.ops.shape(x)[0]` of batches of several sizes, is taken for the batch's.
+    """
+    rows = getattr(_part, "rows", None)
+    if rows is None or not sizes:
+        return False
+    first = tf.get_static_value(sizes[0])
+    return first is None or first == tf.get_static_value(rows)
+
+
+def _has_axes(parameter) -> bool:
+    """Tells whether a parameter of what is drawn, such as a mean, has several values."""
+    return isinstance(parameter, list | tuple) or len(getattr(parameter, "shape", ())) > 0
 
 
 # Operations of tf.random and of random generators; those of `data.batches` have none of them.
@@ -137,13 +225,22 @@ def changed_variables(graph: tf.Graph, kept: list[keras.Variable]) -> list[str]:
         kept: variables that checkpoints keep, or that each step sets.
     """
     handles = {id(part.handle) for variable in kept for part in _parts(variable)}
+    changed = _written_handles(graph) - handles
+    watched = graph._watched_variables  # `graph.variables` is empty until the trace is over
+    return sorted(each.name.removesuffix(":0") for each in watched if id(each.handle) in changed)
+
+
+def changes(graph: tf.Graph, variable: keras.Variable) -> bool:
+    """Tells whether a traced function changes a variable."""
+    return not _written_handles(graph).isdisjoint(id(part.handle) for part in _parts(variable))
+
+
+def _written_handles(graph: tf.Graph) -> set[int]:
     written = set()
     for operation in graph.get_operations():
         _, writes = auto_control_deps_utils.get_read_write_resource_inputs(operation)
         written |= {id(tensor) for tensor in writes}
-    changed = {id(outer) for outer, within in graph.captures if id(within) in written} - handles
-    watched = graph._watched_variables  # `graph.variables` is empty until the trace is over
-    return sorted(each.name.removesuffix(":0") for each in watched if id(each.handle) in changed)
+    return {id(outer) for outer, within in graph.captures if id(within) in written}
 
 
 def _parts(variable) -> tuple:
@@ -157,6 +254,12 @@ def _operations_in(graph: tf.Graph) -> Iterator[str]:
     definition = graph.as_graph_def()
     for nodes in (definition.node, *(each.node_def for each in definition.library.function)):
         yield from (node.op for node in nodes)
+
+
+def draws_by_place(layer: keras.layers.Layer) -> bool:
+    """Tells whether a layer draws what `drop_out_by_place` and `draw_by_place` make exact."""
+    is_stock = type(layer).__module__.partition(".")[0] in ("keras", "keras_hub", "keras_nlp")
+    return is_stock and not isinstance(layer, MIXING)
 
 
 def seeds_of(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:

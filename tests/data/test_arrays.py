@@ -125,7 +125,7 @@ class TestLengths:
                 lambda x: arrays.evaluation_data(x, LABELS, batch_size=2, lengths=self.LENGTHS),
             ):
                 with pytest.raises(
-                    ValueError, match="lengths of up to 50; expected .examples, time"
+                    DataError, match="lengths of up to 50; expected .examples, time"
                 ):
                     make(x)
 
@@ -176,9 +176,9 @@ def test_float64_numbers_lose_nothing():
     ],
 )
 def test_what_does_not_fit(x, y, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(DataError, match=words):
         arrays.training_data(x, y, seed=0, batch_size=4)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(DataError, match=words):
         arrays.evaluation_data(x, y, batch_size=4)
 
 
@@ -197,6 +197,22 @@ def test_what_is_no_number_is_named(x, y, words):
         arrays.training_data(x, y, seed=0, batch_size=4)
     with pytest.raises(DataError, match=words):
         arrays.evaluation_data(x, y, batch_size=4)
+
+
+def test_tensors_and_tables_are_arrays():
+    """As for `fit()` of Keras; a table of pandas has `__array__`, too."""
+
+    class Table:
+        def __array__(self, dtype=None, copy=None):
+            return PIXELS
+
+    options = dict(seed=7, batch_size=4)
+    expected = list(arrays.training_data(PIXELS, LABELS, **options).take(2))
+    for x in (Table(), tf.constant(PIXELS)):
+        found = list(arrays.training_data(x, tf.constant(LABELS), **options).take(2))
+        for one, other in zip(found, expected, strict=True):
+            for ours, theirs in zip(one, other, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
 
 
 def test_without_labels():

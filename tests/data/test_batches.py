@@ -96,7 +96,7 @@ class TestTraining:
 
     @pytest.mark.parametrize("count, more", [(3, {}), (12, {"batches_per_epoch": 4}), (0, {})])
     def test_too_few_examples_for_an_epoch(self, count, more):
-        with pytest.raises(ValueError, match=f"{count} examples give no epoch"):
+        with pytest.raises(DataError, match=f"{count} examples give no epoch"):
             training(count, 4, **more)
 
     @pytest.mark.parametrize("first", [1, 2, 5, 40])
@@ -221,13 +221,13 @@ class TestLengths:
             np.testing.assert_array_equal(longest, lengths[indices].max(axis=0))
 
     def test_an_epoch_ends_with_an_update(self):
-        with pytest.raises(ValueError, match="an epoch of 5 batches; .* a multiple of .*, 2"):
+        with pytest.raises(DataError, match="an epoch of 5 batches; .* a multiple of .*, 2"):
             self.make(np.ones(10), 2, batches_per_update=2)
 
     def test_of_other_examples(self):
-        with pytest.raises(ValueError, match="lengths of shape .3,.; expected one for each of 4"):
+        with pytest.raises(DataError, match="lengths of shape .3,.; expected one for each of 4"):
             batches.training_batches(4, 2, 0, numbers, lengths=np.ones(3, int))
-        with pytest.raises(ValueError, match="lengths of shape .3,.; expected one for each of 4"):
+        with pytest.raises(DataError, match="lengths of shape .3,.; expected one for each of 4"):
             batches.evaluation_batches(4, 2, numbers, lengths=np.ones(3, int))
 
 

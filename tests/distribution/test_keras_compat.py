@@ -30,6 +30,7 @@ PATCHED = [
     (compiled_losses.loss_module, "reduce_weighted_values"),
     (optimizers.TFOptimizer, "_all_reduce_sum_gradients"),
     (randomness.tf_random, "dropout"),
+    *((randomness.tf_random, name) for name in randomness.DRAWS),
     (patches.saving_lib.H5IOStore, "__init__"),
     (replica_states.Variable, "assign_add"),
     (replica_states.Variable, "__init__"),
@@ -46,7 +47,7 @@ FOR_ALL = {
     *("_maybe_symbolic_build", "H5IOStore.__init__"),
     *("EpochIterator.__init__", "_enumerate_iterator"),
     *("scale_loss_for_distribution", "unscale_loss_for_distribution", "reduce_weighted_values"),
-    *("_all_reduce_sum_gradients", "dropout"),
+    *("_all_reduce_sum_gradients", "dropout", *randomness.DRAWS),
 }
 OWN_COPIES = FOR_ALL | {"_apply_weight_decay", "_distributed_tf_update_step"}
 ONE_COPY = FOR_ALL | {"Variable.__init__", "assign_add"}

@@ -1078,6 +1078,151 @@ def test_dropout_is_the_same_on_several_replicas_and_their_masks_differ(count):
     assert all(masks[0] != mask for mask in masks[1:])
 
 
+# --- Other random numbers ---
+
+
+class Sampling(keras.layers.Layer):
+    """Draws a code of each example, as a variational autoencoder does."""
+
+    def __init__(self, for_xla):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(4)
+        self.for_xla = for_xla
+
+    def call(self, inputs):
+        mean, size = keras.ops.split(inputs, 2, axis=-1)
+        shape, seed = keras.ops.shape(mean), self.seeds
+        self.add_loss(keras.ops.mean(mean**2))
+        drawn = keras.random.normal(shape, seed=seed) + keras.random.uniform(shape, seed=seed)
+        drawn += keras.random.truncated_normal(tf.shape(mean), stddev=0.5, seed=seed)
+        if not self.for_xla:  # which has no such operation
+            drawn += keras.random.gamma(shape, 0.7, seed=seed)
+        drawn *= keras.ops.cast(keras.random.randint(shape[:1], 0, 3, seed=seed), mean.dtype)[
+            :, None
+        ]
+        of_all = keras.random.normal((1, shape[1]), seed=seed) + keras.random.normal((), seed=seed)
+        return mean + keras.ops.exp(0.1 * size) * drawn + of_all
+
+
+class Denoising(keras.Model):
+    """Draws noise for each example in `compute_loss()`, as a diffusion model does."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seeds = keras.random.SeedGenerator(5)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        noise = keras.random.normal(keras.ops.shape(y), seed=self.seeds)
+        values = keras.ops.mean(keras.ops.square(y_pred - y - 0.1 * noise), axis=-1)
+        return keras.ops.mean(values if sample_weight is None else values * sample_weight)
+
+
+def drawn(count, jit_compile):
+    """One replica and several, and several with batches whose size TensorFlow does not know."""
+    numbers = np.random.default_rng(5)
+    examples = numbers.normal(size=(6 * count, 5)), numbers.normal(size=(6 * count, 3))
+
+    def build():
+        inputs = keras.Input((5,))
+        hidden = keras.layers.GaussianNoise(0.2)(inputs)
+        hidden = keras.layers.GaussianDropout(0.2)(hidden)
+        hidden = Sampling(jit_compile)(
+            keras.layers.Dense(6)(keras.layers.AlphaDropout(0.2)(hidden))
+        )
+        model = Denoising(inputs, keras.layers.Dense(3)(hidden))
+        model.compile(keras.optimizers.Adam(0.1))
+        return model
+
+    data = replicas.dataset(examples, 3 * count)
+    found = [
+        replicas.fit(n, build, data, epochs=2, evaluated=data, jit_compile=jit_compile)
+        for n in (1, count)
+    ]
+    unknown = data.map(lambda *parts: tuple(tf.ensure_shape(p, (None, p.shape[1])) for p in parts))
+    if not jit_compile:
+        found.append(replicas.fit(count, build, unknown, epochs=2, evaluated=unknown))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("count", "jit_compile"),
+    [
+        (2, False),
+        pytest.param(3, False, marks=pytest.mark.long),
+        pytest.param(2, True, marks=pytest.mark.long),
+    ],
+)
+def test_random_numbers_of_examples_are_those_of_one_device(count, jit_compile):
+    assert_same(forked.run(drawn, count, jit_compile, cpus=count, seconds=600))
+
+
+# --- A compute_loss() of the model that ignores the weights of the padding ---
+
+
+class Ignoring(keras.Model):
+    """Counts each example of a batch, and adds its means to metrics in several ways."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.seeds = keras.random.SeedGenerator(5)
+        self.means = [keras.metrics.Mean(name) for name in ("values", "weighted", "number", "own")]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        values = keras.ops.mean(keras.ops.abs(y - y_pred), axis=-1)
+        values += keras.random.uniform(keras.ops.shape(values), seed=self.seeds)
+        self.means[0].update_state(values)
+        self.means[1].update_state(values, sample_weight)
+        self.means[2].update_state(keras.ops.mean(values))
+        return keras.ops.mean(values) + super().compute_loss(x, y, y_pred, sample_weight)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.means[3].update_state(keras.ops.mean(keras.ops.square(y_pred)))
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+def evaluated_without_padding(count, jit_compile):
+    """One replica and several, and whether their seeds are the same at the end."""
+    keras.config.set_floatx("float64")
+    numbers = np.random.default_rng(6)
+    x, y = numbers.normal(size=(6 * count, 5)), numbers.normal(size=(6 * count, 1))
+
+    def build():
+        inputs = keras.Input((5,))
+        model = Ignoring(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.3)(inputs)))
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+        built.append(model)
+        return model
+
+    built: list = []
+    data = replicas.dataset((x, y), 3 * count)
+    # In their last batches the last replica has one example, and the last ones have none.
+    evaluated = [
+        arrays.evaluation_data(x[:size], y[:size], batch_size=3 * count)
+        for size in (6 * count - 2, 3 * count + 2)
+    ]
+    options = dict(evaluated=evaluated[0].concatenate(evaluated[1]), jit_compile=jit_compile)
+    found = [replicas.fit(n, build, data, **options) for n in (1, count)]
+    states = replicas.strategy_of(count).experimental_local_results(built[-1].seeds.state.value)
+    return found, [state.numpy().tolist() for state in states]
+
+
+@pytest.mark.parametrize(
+    ("count", "jit_compile"),
+    [
+        (2, False),
+        pytest.param(3, False, marks=pytest.mark.long),
+        pytest.param(2, True, marks=pytest.mark.long),
+    ],
+)
+def test_padding_counts_in_no_compute_loss_on_several_replicas(count, jit_compile):
+    arguments = (evaluated_without_padding, count, jit_compile)
+    found, states = forked.run(*arguments, cpus=count, seconds=600)
+    assert_same(found)
+    values = {found[1]["evaluated"][name] for name in ("values", "weighted", "number")}
+    assert max(values) == pytest.approx(min(values), rel=1e-12)
+    assert all(state == states[0] for state in states)
+
+
 class Noise(keras.layers.Layer):
     def call(self, inputs):
         return inputs + 0.1 * tf.random.normal(tf.shape(inputs))

@@ -287,3 +287,21 @@ class TestMaxValidationExamples:
         with pytest.raises(OptionsError, match="ignores it"):
             data_checks.require_fewer(options, (np.zeros((20, 6)), np.zeros(20)))
         data_checks.require_fewer(tiny_recipe.Options(), (np.zeros((20, 6)), np.zeros(20)))
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda data: data.unbatch(), "(6,)"),
+        (lambda data: data.rebatch(4), "(4, 6)"),
+    ],
+    ids=["examples", "batches of another size"],
+)
+def test_batches_that_are_not_the_plan_s(tmp_path, change, found):
+    def pipeline(*examples, **options):
+        data = change(arrays.training_data(*examples, **options))
+        return data.take(20)
+
+    said = refused(tmp_path, parts={"pipeline": pipeline})
+    assert f"begins with a tensor of shape {found}, and the plan has batches of 8 examples" in said
+    assert "batch() them by plan.batches['batch_size']" in said

@@ -322,3 +322,29 @@ class TestClassWeights:
 
         changes = dict(build=build, arguments=arguments, pipeline=pipeline)
         assert "the model has several outputs" in self.message(tmp_path, **changes)
+
+
+class TestStatesThatAreLost:
+    """Of a callback of Keras's kind no checkpoint keeps anything."""
+
+    class Counts(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.seen = 0
+
+    class Prints(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.short = True
+
+    def test_a_run_that_resumes_names_them(self, tmp_path):
+        options = tiny_recipe.Options(run_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            tiny_recipe.main(options, extra=[tiny_recipe.StopAfter(4)])
+        extra = [self.Counts(), self.Prints(), keras.callbacks.TerminateOnNaN()]
+        notes = tiny_recipe.main(options, extra=extra)["notes"]
+        assert len(notes) == 1
+        assert notes[0].startswith("Counts: no checkpoint keeps the state of such a callback")
+
+    def test_a_new_run_has_none(self):
+        assert fit_checks.lost_states_note([self.Counts()], None) is None

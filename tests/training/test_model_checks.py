@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from data import arrays
+from distribution.errors import DistributionError
 from tests.support import forked, processes, tiny_recipe
 from tests.support.refusals import refused
 from training import artifacts, model_checks
@@ -103,6 +104,23 @@ class TestCompile:
         test = found[0]["test"]
         assert test["accuracy"] == pytest.approx(test["weighted_accuracy"])
         assert (30 * test["accuracy"]) == pytest.approx(round(30 * test["accuracy"]), abs=1e-4)
+
+
+def two_outputs(options):
+    inputs = keras.Input((6,))
+    outputs = {name: keras.layers.Dense(2, name=name)(inputs) for name in ("first", "second")}
+    return keras.Model(inputs, outputs)
+
+
+def test_weights_that_lack_an_output(tmp_path):
+    """Keras raises a KeyError."""
+
+    def pipeline(x, y, **options):
+        labels = {"first": y, "second": y}
+        return arrays.training_data(x, labels, {"first": np.ones(len(y))}, **options)
+
+    said = refused(tmp_path, parts={"build": two_outputs, "pipeline": pipeline})
+    assert "has no weights for second: an output without weights of its own needs ones" in said
 
 
 def outside_metric():
@@ -381,8 +399,45 @@ class TestModel:
         artifacts.require_saveable(model, tmp_path, SharedOptions)
 
 
+@pytest.mark.parametrize("called", [False, True])
+def test_inputs_that_suit_a_sequential_part(called):
+    """Within a model that was called in graphs alone it has no `input`."""
+    part = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    if called:
+        keras.Sequential([part])(np.ones((1, 4)))
+    same = np.ones((1, 4), "float32")
+    assert model_checks.suitable_inputs(part, same) is same
+    other = model_checks.suitable_inputs(part, np.ones((1, 9), "float32"))
+    assert part(other).shape == (1, 1)
+
+
+def in_batch_negatives(y_true, y_pred):
+    logits = keras.ops.matmul(y_pred, keras.ops.transpose(y_pred))
+    return keras.ops.logsumexp(logits, axis=-1) - keras.ops.sum(y_pred**2, axis=-1)
+
+
+def compared_examples(folder):
+    """Returns the messages for a loss that compares the examples of a batch."""
+    arguments = lambda: {"loss": in_batch_negatives, "metrics": None}  # noqa: E731
+    two = dict(strategy="mirrored", replicas=2)
+    return [
+        refused(Path(folder), DistributionError, arguments, **options)
+        for options in (two, dict(accumulate_steps=3))
+    ]
+
+
+def test_a_loss_that_compares_the_examples_of_a_batch(tmp_path):
+    replicas, batches = forked.run(compared_examples, str(tmp_path))
+    assert "as one batch, and of" in replicas and "of which each replica has one" in replicas
+    assert "of which each accumulated batch has one" in batches
+    tiny_recipe.main(
+        tiny_recipe.Options(run_dir=tmp_path / "one", epochs=1),
+        arguments=lambda options, rate: dict(optimizer="sgd", loss=in_batch_negatives),
+    )
+
+
 def test_layers_whose_draws_depend_on_the_replicas_are_named():
-    """Not those that drop out, alone or in a cell."""
+    """Not those of Keras that draw for each example, alone or in a cell."""
 
     class Several(keras.layers.Layer):
         def __init__(self, several, **options):
@@ -399,12 +454,14 @@ def test_layers_whose_draws_depend_on_the_replicas_are_named():
     hidden = layers.Dropout(0.1)(layers.SpatialDropout1D(0.1)(hidden))
     hidden = layers.Attention(dropout=0.1)([hidden, hidden])
     hidden = layers.AdditiveAttention(dropout=0.1)([hidden, hidden])
+    hidden = layers.AlphaDropout(0.1)(layers.GaussianNoise(0.1)(hidden))
+    hidden = layers.RandomContrast(0.1)(layers.Reshape((5, 3, 1))(layers.Dense(3)(hidden)))
     assert model_checks.random_layers_note(keras.Model(inputs, hidden)) is None
-    hidden = layers.GaussianNoise(0.1, name="noise")(hidden)
-    hidden = layers.AlphaDropout(0.1, name="alpha")(layers.Flatten()(hidden))
+    hidden = layers.RandomElasticTransform(0.1, name="elastic")(hidden)
     hidden = Several([keras.random.SeedGenerator(1)], name="list")(hidden)
     hidden = Several({"a": keras.random.SeedGenerator(1), "b": 2}, name="dict")(hidden)
     assert model_checks.random_layers_note(keras.Model(inputs, hidden)) == (
-        "noise, alpha, list, dict: except by keras.random.dropout(), each replica draws the same "
-        "random numbers for its own examples, so the results may depend on the number of replicas"
+        "elastic, list, dict: random numbers that keras.random draws with the batch as the first "
+        "axis are those of one device; others, and keras.random.shuffle() and categorical(), each "
+        "replica draws for its own examples, so the results may depend on the number of replicas"
     )

@@ -439,6 +439,22 @@ def test_the_dropout_masks_of_two_replicas(repaired):
         assert (first.numpy() != second.numpy()).any(), "the replicas' masks are the same"
 
 
+@repair("draw_by_place", "all replicas draw the same random numbers (no thread known)")
+def test_the_random_numbers_of_two_replicas(repaired):
+    strategy = two_replicas()
+    with only_if(repaired, randomness.draw_by_place()), strategy.scope():
+        seed = keras.random.SeedGenerator(1)
+
+        def draw():
+            x = tf.ones((4, 2))
+            with randomness.part_of_batch(x):
+                return keras.random.normal(keras.ops.shape(x), seed=seed)
+
+        first, second = strategy.experimental_local_results(strategy.run(draw))
+    with asking_keras():
+        assert (first.numpy() != second.numpy()).any(), "the replicas' numbers are the same"
+
+
 @repair("normalise_unmasked_together", "with a mask, `synchronized` is ignored (no thread known)")
 def test_batch_normalization_of_two_replicas_behind_a_mask(repaired):
     strategy = two_replicas()
