@@ -173,9 +173,12 @@ class RunFolder:
             problem = files.damage(self.path / "model", ())
             if self._extends:
                 if self.checkpoint is None:
+                    reason = "no undamaged checkpoint is left"
+                    if self._finished_at == 0:
+                        reason = "it trained nothing (--epochs 0); train in another folder"
                     raise RunError(
-                        f"--run-dir {self.path}: cannot extend the run: no undamaged checkpoint "
-                        "is left; its model/ and results.json are unchanged"
+                        f"--run-dir {self.path}: cannot extend the run: {reason}; its model/ and "
+                        "results.json are unchanged"
                     )
             elif problem is None:
                 self.results = results

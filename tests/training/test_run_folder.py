@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import types
 
 import numpy as np
@@ -383,6 +384,13 @@ class TestExtending:
         with pytest.raises(RunError, match=f"{reason}.*no undamaged checkpoint is left"):
             opened(resume=resume)
         assert (finished / "metrics.jsonl").exists() and (finished / "results.json").exists()
+
+    def test_a_run_that_trained_nothing_is_not_extended(self, finished, opened):
+        results = finished / "results.json"
+        results.write_text(json.dumps(json.loads(results.read_text()) | {"steps": 0}))
+        shutil.rmtree(finished / "checkpoints")
+        with pytest.raises(RunError, match="it trained nothing .--epochs 0.; train in another"):
+            opened(resume="extend")
 
 
 class TestFacts:
