@@ -728,12 +728,12 @@ def baselines(splits: dict[str, list[Molecule]]) -> dict[str, float]:
     known = temperatures(splits["train"])[:, 0].astype(np.float64)
     every = math.ceil(len(known) / MOST_MOLECULES)
     learned = neighbour_features(live_line(splits["train"][::every], "counting neighbours"))
-    asked = neighbour_features(splits["test"])
+    test_features = neighbour_features(splits["test"])
     used = np.unique(learned.indices)
     fit = Ridge(alpha=1.0, solver="lsqr", tol=1e-10)
     with Waiting("fitting nearest neighbours"):
         fit.fit(learned[:, used], known[::every])
-    fitted = fit.predict(asked[:, used])
+    fitted = fit.predict(test_features[:, used])
     errors_of = {
         "mean_mae": float(np.mean(np.abs(truth - known.mean()))),
         "nearest_neighbour_mae": float(np.mean(np.abs(truth - fitted))),

@@ -280,10 +280,9 @@ def load_prompts(
     if empty_responses:
         notes.append(f"{empty_responses:,} prompts without a response are left out")
     if "" not in paths:
-        known = list(itertools.chain.from_iterable(paths.values()))
-        known += held_out.values()
+        paths_read = [*itertools.chain.from_iterable(paths.values()), *held_out.values()]
         unread_files = tables.unread_note(
-            known[0].parent, known, (*columns.prompt, MESSAGES, CONVERSATIONS)
+            paths_read[0].parent, paths_read, (*columns.prompt, MESSAGES, CONVERSATIONS)
         )
         notes += [unread_files] if unread_files is not None else []
     if unread:

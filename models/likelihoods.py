@@ -17,6 +17,8 @@ from data.text import Text
 from data.word_pieces import SpecialTokens
 from models import bert
 
+LARGEST_EXPONENT = math.log(sys.float_info.max)
+
 ROWS = 256  # of a batch, about; all texts of a batch have the same length
 
 
@@ -146,10 +148,13 @@ def as_answers(likelihoods: Sequence[float], predicted: Sequence[int]) -> list[l
         Per text the log-likelihood, the number of tokens, and their perplexity.
 
     Raises:
-        InputError: a text has no tokens.
+        InputError: a text has no tokens, or a perplexity that is not finite.
     """
     if 0 in predicted:
         raise InputError("a text without tokens has no perplexity", predicted.index(0))
+    for index, (nats, count) in enumerate(zip(likelihoods, predicted, strict=True)):
+        if not -nats / count < LARGEST_EXPONENT:  # also where it is not a number
+            raise InputError("its perplexity is not a finite number", index)
     return [
         [{"log_likelihood": nats, "tokens": count, "perplexity": math.exp(-nats / count)}]
         for nats, count in zip(likelihoods, predicted, strict=True)

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import difflib
 import inspect
 import json
@@ -58,7 +59,8 @@ def problems_of_presets(options, *more: str) -> list[str]:
         options: with `preset`, `init_from` and `FROM_SCRATCH`.
         *more: names of further options that a preset has its own values of.
     """
-    if options.preset == "auto" and type(options)().preset != "auto":
+    (default,) = (each.default for each in dataclasses.fields(options) if each.name == "preset")
+    if options.preset == "auto" and default != "auto":
         return ["--preset auto: pass scratch, the name of a preset, or its folder"]
     named = [] if options.preset in ("auto", "scratch") else [f"the preset {options.preset}"]
     if getattr(options, "init_from", None) is not None:

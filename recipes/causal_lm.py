@@ -21,9 +21,7 @@ novels (--dataset novels --epochs 1): 4.18 (Kneser-Ney: 4.49), perplexity 65 in 
 
 import dataclasses
 import itertools
-import logging
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -61,10 +59,6 @@ from training.options import HIDDEN, FineTuningOptions, HeldOutOptions, flag, op
 from training.plan import Plan
 from training.run import start_run
 from training.schedules import WarmUp, reshaped
-
-log = logging.getLogger("recipes")
-
-LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -308,7 +302,7 @@ def main(options: Options) -> dict:
             train_data,
             validation=valid_data,
             test=test_data,
-            extra=[shown],
+            extra=[shown] if begun else [],
             perplexity_of="cross_entropy",
             saves=task,
         )
@@ -506,7 +500,7 @@ def perplexities(nats: float, lines: Iterable[str], tokenizer) -> dict[str, floa
     return {
         f"perplexity_per_{unit}": math.exp(nats / count)
         for unit, count in next_tokens.measure(lines, tokenizer).items()
-        if nats / count < LARGEST_EXPONENT
+        if nats / count < likelihoods.LARGEST_EXPONENT
     }
 
 
@@ -624,7 +618,7 @@ def predict(
         written: list = [max_length, temperature, top_k, top_p, num_samples, seed]
         written += [repetition_penalty, no_repeat_ngram_size, len(stop)]
         if written != [0, 1.0, 40, 1.0, 1, 0, 1.0, 0, 0]:  # the defaults
-            raise OptionsError("--score: writes nothing; leave out the options of what is written")
+            raise OptionsError("--score: generates no text; leave out the options of sampling")
         return scores(run, inputs)
     problems = samplers.sampling_problems(temperature, top_k, top_p, num_samples)
     problems += samplers.repetition_problems(repetition_penalty, no_repeat_ngram_size)

@@ -749,6 +749,8 @@ def predict(
         raise OptionsError(f"--threshold {threshold}: must be in [0, 1]")
     if threshold != 0.5 and not run.metadata.get("several"):
         raise OptionsError(f"--threshold {threshold}: the run did not learn several labels")
+    if threshold != 0.5 and top:
+        raise OptionsError(f"--threshold {threshold}: leave it out, --top {top} has {top} labels")
     if not has_inputs(inputs):
         return []
     if run.metadata.get("pairs"):

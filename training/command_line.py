@@ -243,7 +243,6 @@ NAMES_ELSEWHERE = {
     "--warmup-ratio": "--warmup-steps",
     "--lr-scheduler-type": "--lr-schedule",
     "--lr-scheduler": "--lr-schedule",
-    "--min-lr": "--min-lr-ratio",
     "--min-lr-rate": "--min-lr-ratio",
     "--target-modules": "--lora-layers",
     "--lora-target-modules": "--lora-layers",

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from distribution import step
 from distribution.keras_compat import compiled_losses
@@ -131,17 +133,30 @@ def _config(part) -> dict:
     """Returns the values of `get_config()`, and the plain ones of an object of the user's class."""
     values = {}
     if not type(part).__module__.startswith("keras."):  # it may lack some in get_config()
-        values = {
-            name: value
-            for name, value in vars(part).items()
-            if not name.startswith("_") and isinstance(value, PLAIN)
-        }
+        values = _attributes(part)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Keras warns of a lambda
             return values | part.get_config()
-    except Exception:  # any that a class of the user's raises
-        return values
+    except Exception:  # any that a class of the user's raises, also of an optimizer's schedule
+        values = _attributes(part)
+    rate = getattr(part, f"_{RATE}", None)  # an optimizer's schedule, or what returns the rate
+    if callable(rate):
+        values[RATE] = _name(rate)
+        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        more = _config(rate) if is_schedule else {}
+        values |= {f"{RATE}.{name}": value for name, value in more.items() if name != "name"}
+    return values
+
+
+def _attributes(part) -> dict:
+    """Returns the public attributes of an object that are numbers, texts, arrays or lists."""
+    kinds = (*PLAIN, np.generic, np.ndarray, list, tuple)
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if not name.startswith("_") and isinstance(value, kinds)
+    }
 
 
 def _flatten(value, name: str, flat: dict) -> None:
@@ -149,20 +164,25 @@ def _flatten(value, name: str, flat: dict) -> None:
     if isinstance(value, dict) and {"class_name", "config"} <= value.keys():  # Keras's form
         flat[name] = value["class_name"]
         value = value["config"] if value["class_name"] != "__lambda__" else {}
-    if hasattr(value, "numpy"):
-        value = value.numpy()
-    if hasattr(value, "tolist"):
+    if isinstance(value, tf.Tensor | tf.Variable | keras.Variable):
+        value = keras.ops.convert_to_numpy(value)
+    if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if isinstance(value, list | tuple):
-        value = list(value)
-        if not all(isinstance(each, PLAIN) for each in value):
-            value = dict(enumerate(value))
+    if isinstance(value, list | tuple) and not _is_plain(value):
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         for key, each in value.items():
             if key != "name":
                 _flatten(each, f"{name}.{key}" if name else str(key), flat)
     else:
-        flat[name] = value if isinstance(value, (*PLAIN, list)) else _name(value)
+        flat[name] = value if _is_plain(value) else _name(value)
+
+
+def _is_plain(value) -> bool:
+    """Tells whether a value is JSON without names: numbers and texts, also in nested lists."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, PLAIN)
 
 
 def _without_schedule(optimizer: dict) -> dict:
@@ -184,6 +204,7 @@ def _differences(label: str, before: dict | None, now: dict | None) -> list[str]
 
 
 def _is_equal(before, now) -> bool:
+    before, now = (list(each) if isinstance(each, tuple) else each for each in (before, now))
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         return all(map(_is_equal, before, now))
     if isinstance(before, int | float) and isinstance(now, int | float):

@@ -261,7 +261,7 @@ class EvaluatedRun:
             left_out = [name for name in more if name.startswith("valid_")]
             more = {name: more[name] for name in more if name not in left_out}
             if left_out:
-                self.note(f"{listed(left_out)} is left out: {validation_file} is gone")
+                self.note(f"{validation_file} is gone: no {listed(left_out)}")
         if self._request.examples and examples_table is not None:
             results["examples"] = examples_table()
         return results | more

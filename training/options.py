@@ -456,7 +456,8 @@ class TransformerOptions(SharedOptions):
                     f"{self.max_steps}"
                 )
         if self.epochs == 0:  # no epoch is validated
-            named = ("keep_best", "early_stopping", "reduce_on_plateau")
+            named = ["keep_best", "early_stopping", "reduce_on_plateau"]
+            named += ["validate_every", "test_every"]
             problems += [
                 f"{flag(name)}: leave it out; --epochs 0 trains nothing"
                 for name in named
@@ -542,7 +543,9 @@ class FineTuningOptions(TextOptions):
         if self.lora_alpha is not None and self.lora_rank is None:
             problems.append("--lora-alpha: scales adapters; pass --lora-rank, too")
         if self.lora_layers != type(self).lora_layers and self.lora_rank is None:
-            problems.append("--lora-layers: get adapters; pass --lora-rank, too")
+            problems.append(
+                "--lora-layers: chooses the layers that get adapters; pass --lora-rank, too"
+            )
         if self.evaluation is None and self.freeze_backbone and self.layer_decay != 1.0:
             problems.append("--freeze-backbone: the head alone is trained; leave out --layer-decay")
         if self.optimizer == "muon" and self.layer_decay != 1.0:

@@ -250,6 +250,13 @@ def test_arrays_of_any_shape_are_kept(tmp_path):
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 def test_a_full_disk_is_named(tmp_path, in_blocks):
+    """In another process, all of whose files are limited."""
+    forked.run(fill_a_disk, str(tmp_path), in_blocks)
+    assert [path.name[:6] for path in (tmp_path / "sequences").iterdir()] == [".lock-"]
+
+
+def fill_a_disk(folder: str, in_blocks: bool) -> None:
+    tmp_path = Path(folder)
     rows = {"ids": np.zeros((1000, 100), np.int32)}
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
@@ -261,7 +268,6 @@ def test_a_full_disk_is_named(tmp_path, in_blocks):
                 sequences.arrays_once(tmp_path, ("rows",), lambda: rows)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert [path.name[:6] for path in (tmp_path / "sequences").iterdir()] == [".lock-"]
 
 
 @pytest.mark.parametrize("texts", [[], ["a"], ["a", "é\n", 'quoted "b"'], [("a", "b"), ["c", 1]]])

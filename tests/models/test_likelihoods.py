@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data import word_pieces
-from data.errors import DataError
+from data.errors import DataError, InputError
 from models import bert, likelihoods
 from tests.support import tiny_presets
 
@@ -86,3 +86,12 @@ def test_any_family_with_a_masked_lm_scores_texts(family, tmp_path):
         expected += float(keras.ops.log_softmax(logits)[ids[place]])
     (found,) = likelihoods.pseudo_log_likelihoods(model, tokenizer, [text], 32)
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("nats", [-3000.0, float("-inf"), float("nan")])
+def test_a_perplexity_that_is_no_number_names_the_text(nats):
+    (answer,) = likelihoods.as_answers([-4.0], [4])
+    assert answer == [{"log_likelihood": -4.0, "tokens": 4, "perplexity": pytest.approx(np.e)}]
+    with pytest.raises(InputError, match="perplexity is not a finite number") as caught:
+        likelihoods.as_answers([-4.0, nats], [4, 4])
+    assert caught.value.index == 1

@@ -66,5 +66,5 @@ def test_a_run_with_both_files(name, tmp_path):
     assert same["baseline"] == pytest.approx(results["baseline"], rel=1e-9)
     # What it reads is the test split alone.
     assert not [name for name in same if name.startswith("valid_")]
-    gone = f"valid_by_dataset is left out: {held_out / file} is gone"
+    gone = f"{held_out / file} is gone: no valid_by_dataset"
     assert (gone in same["notes"]) == (name == "dna_melting")

@@ -141,6 +141,8 @@ def test_predict_prints_the_labels_and_all_probabilities_in_a_table(finished, tm
         assert len(above) == count
     with pytest.raises(OptionsError, match=r"--threshold 1.5: must be in \[0, 1\]"):
         text_classification.predict(run, texts, threshold=1.5)
+    with pytest.raises(OptionsError, match="--threshold 0.3: leave it out, --top 2 has 2 labels"):
+        text_classification.predict(run, texts, threshold=0.3, top=2)
     run.metadata["several"] = False
     with pytest.raises(OptionsError, match="--threshold 0.3: the run did not learn several lab"):
         text_classification.predict(run, texts, threshold=0.3)

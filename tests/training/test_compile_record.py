@@ -140,9 +140,65 @@ def test_a_change_is_named(before, now, line):
     assert changed.startswith(line) and changed.count("\n") == line.count("\n")
 
 
-def test_a_schedule_that_cannot_be_serialized():
-    optimizer = keras.optimizers.SGD(Halved())
-    assert record(optimizer=optimizer)["optimizers"][0]["name"] == "SGD"
+class Constant(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of a user, who did not write `get_config()`."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, step):
+        return self.rate
+
+
+@pytest.mark.parametrize(
+    "before, now, lines",
+    [
+        ((Halved(),), (Halved(),), []),
+        ((Halved(),), (Constant(0.5),), ["learning_rate was Halved, is now Constant"]),
+        ((Constant(0.5),), (Constant(0.1),), ["learning_rate.rate was 0.5, is now 0.1"]),
+        ((Halved(), 0.1), (Halved(), 0.9), ["momentum was 0.1, is now 0.9"]),
+        ((lambda: 0.1, 0.1), (lambda: 0.2, 0.9), ["momentum was 0.1, is now 0.9"]),
+    ],
+    ids=range(5),
+)
+def test_a_schedule_that_cannot_be_serialized(before, now, lines):
+    found = [record(optimizer=keras.optimizers.SGD(*each)) for each in (before, now)]
+    assert compile_record.differences(*found) == [f"optimizer: {line}" for line in lines]
+
+
+@pytest.mark.parametrize(
+    "before, now",
+    [
+        ([1, 2], [1, 3]),
+        (np.float32(1), np.float32(5)),
+        (np.eye(2), 2 * np.eye(2)),
+        (None, np.eye(2)),
+        ("mean", "max"),
+    ],
+    ids=range(5),
+)
+def test_values_of_an_object_of_the_users(before, now):
+    """Whose class has no `get_config()`."""
+
+    class Holds(keras.losses.Loss):
+        def __init__(self, value):
+            super().__init__()
+            self.value = value
+
+        def call(self, y_true, y_pred):
+            return squared(y_true, y_pred)
+
+    first, again, other = (record(loss=Holds(value)) for value in (before, before, now))
+    assert compile_record.differences(first, again) == []
+    (line,) = compile_record.differences(first, other)
+    assert line.startswith("loss: value was ")
+
+
+def test_a_class_as_a_value():
+    def loss(y_true, y_pred, dtype=np.float32):
+        return squared(y_true, y_pred)
+
+    assert record(loss=loss)["losses"]["loss"]["values"]["dtype"] == "float32"
 
 
 def test_values_that_a_version_of_keras_lacks_are_not_compared():

@@ -385,6 +385,9 @@ class TestProblems:
             "--keep-best: leave it out; --epochs 0 trains nothing",
             "--early-stopping: leave it out; --epochs 0 trains nothing",
         ]
+        assert problems(epochs=0, validate_every=5) == [
+            "--validate-every: leave it out; --epochs 0 trains nothing"
+        ]
         assert all_problems(mnist.Options(epochs=0)) == ["--epochs 0: must be in [1, 1e9]"]
 
     @pytest.mark.parametrize(
