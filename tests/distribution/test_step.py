@@ -1930,6 +1930,7 @@ def evaluation_with_an_empty_replica(count):
     return replicas.fit(count, build, train, evaluated=evaluated)["evaluated"]
 
 
+@pytest.mark.long
 def test_a_replica_that_has_padding_alone_does_not_update_an_own_metric():
     one, two = (forked.run(evaluation_with_an_empty_replica, count) for count in (1, 2))
     assert one == pytest.approx(two, rel=1e-9)

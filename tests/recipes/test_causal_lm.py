@@ -250,6 +250,7 @@ def test_log_likelihoods_are_those_of_each_next_token(finished):
     assert causal_lm.log_likelihoods(run, many) == pytest.approx([alone[each] for each in many])
 
 
+@pytest.mark.long
 def test_without_epochs_a_preset_is_tested_as_it_is(finished, tiny_text, tmp_path):
     folder, results = finished
     preset = folder / "model"
@@ -289,7 +290,7 @@ def test_texts_are_scored(finished, tmp_path, command_line):
     status, out, err = command_line(predict, folder, texts[0], "--score")
     assert (status, err) == (0, "") and f"  {first[0]['tokens']} tokens  " in out
     assert causal_lm.predict(run, [], score=True) == []
-    with pytest.raises(OptionsError, match="--score: writes nothing; leave out the options"):
+    with pytest.raises(OptionsError, match="--score: generates no text; leave out the options"):
         causal_lm.predict(run, texts, score=True, temperature=0.5)
 
 

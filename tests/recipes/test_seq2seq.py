@@ -283,7 +283,10 @@ def test_without_a_dataset_it_learns_what_functions_do(run, tmp_path, monkeypatc
         (dict(freeze_backbone=True, preset="x"), "--freeze-backbone: leaves nothing to train"),
         (dict(lora_rank=2), "--lora-rank: needs a trained model"),
         (dict(lora_alpha=2.0), "--lora-alpha: scales adapters; pass --lora-rank, too"),
-        (dict(lora_layers="all_linear"), "--lora-layers: get adapters; pass --lora-rank, too"),
+        (
+            dict(lora_layers="all_linear"),
+            "--lora-layers: chooses the layers that get adapters; pass --lora-rank",
+        ),
         (dict(no_repeat_ngram_size=1), "--no-repeat-ngram-size 1: must be 0 or at least 2"),
         (dict(preset="auto"), "--preset auto: pass scratch"),
     ],

@@ -124,5 +124,7 @@ class TestExecutions:
         else:
             with pytest.raises(OptionsError, match=f"it must divide {divisor}$"):
                 option_checks.refuse_executions_across_epochs(steps, plan)
-            with pytest.raises(OptionsError, match=r"^model.compile\(steps_per_exec.*may --s"):
+            with pytest.raises(
+                OptionsError, match=r"^model.compile\(steps_per_exec.*override it with"
+            ):
                 option_checks.refuse_executions_across_epochs(steps, plan, is_compiled=True)
