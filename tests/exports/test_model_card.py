@@ -85,8 +85,9 @@ def test_the_cards_call_classifies_and_scores_as_predict_does(runs, monkeypatch)
     for name in ("text", "scores"):
         run = load_run(str(runs[name]))
         outputs = run_python(run.model_dir, 0, monkeypatch)["outputs"][0]
-        (answers,) = text_classification.predict(run, ["a small miracle of a film"], top=0)
         card = (run.model_dir / "README.md").read_text()
+        (literal,) = re.findall(r"predict\((\[.*?\])", card)
+        (answers,) = text_classification.predict(run, ast.literal_eval(literal), top=0)
         if name == "scores":
             assert outputs == pytest.approx([answers[0]["score"]])
             assert "Texts in; scores of shape (batch, 1), in the unit of the labels, out.\n" in card
