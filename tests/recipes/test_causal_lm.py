@@ -294,6 +294,7 @@ def test_texts_are_scored(finished, tmp_path, command_line):
         causal_lm.predict(run, texts, score=True, temperature=0.5)
 
 
+@pytest.mark.long
 def test_a_text_repeats_no_n_gram(finished):
     run = load_run(finished[0])
     tokenizer = run.load_model().preprocessor.tokenizer
@@ -428,6 +429,7 @@ def test_a_run_of_text_is_evaluated_on_prompts_of_any_columns(finished, tmp_path
     assert causal_lm.predict(load_run(folder), []) == []
 
 
+@pytest.mark.long
 def test_a_llama_on_prompts_learns_the_responses_alone(tmp_path, command_line):
     pairs = [(f"{n} is", "even" if n % 2 == 0 else "odd") for n in range(400)]
     lines = [json.dumps({"prompt": prompt, "response": answer}) for prompt, answer in pairs]

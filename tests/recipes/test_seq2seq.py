@@ -239,6 +239,7 @@ def test_a_file_of_prompts_is_read_as_in_training(run, tmp_path, capsys):
     assert asked("title").startswith("one\n  ")  # another table
 
 
+@pytest.mark.long
 def test_a_prefix_comes_before_each_prompt(run, data):
     options, _ = run
     whole = dataclasses.replace(options, prefix="add: ", run_dir=options.run_dir.parent / "prefix")
