@@ -761,7 +761,7 @@ class Step:
 
 
 class _AddsUpError(Exception):
-    """What is traced adds up over the replicas, where some of them may not come."""
+    """Signals that a traced function sums over the replicas, some of which may not run it."""
 
 
 @contextlib.contextmanager

@@ -180,7 +180,7 @@ def main(options: Options) -> dict:
             run.note(*text.repeated_notes())
         run.note(*sequence_notes(options, sequences, tokenizer))
         tokens = masked_lm.tokens_per_sequence(sequences["train"], masking)
-        # Global batch, learning rate and steps for these replicas; options precede the defaults.
+        # Global batch, learning rate and steps for these replicas; options override the defaults.
         plan = run.plan(
             examples=len(sequences["train"]),
             base_learning_rate=1e-4 if preset else 1.5e-3,

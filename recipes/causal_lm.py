@@ -251,7 +251,7 @@ def main(options: Options) -> dict:
         if run.has_own_dataset:  # an evaluation on other data does not note their training split
             run.note(*data.repeated_notes())
         label_counts = {name: sum(map(len, split.labels())) for name, split in rows.items()}
-        # Global batch, learning rate and steps for these replicas; options precede the defaults.
+        # Global batch, learning rate and steps for these replicas; options override the defaults.
         plan = run.plan(
             examples=len(rows["train"]),
             base_learning_rate=default_learning_rate(options, preset),
@@ -609,7 +609,7 @@ def predict(
         repetition_penalty: lowers the logits of tokens that a text has; 1.1 to 1.3 are usual.
         no_repeat_ngram_size: never write the same N tokens in a row twice; 0 allows it.
         stop: texts before the first of which a continuation ends, such as '###' or a line break.
-        score: write nothing: return the log-likelihood of each text and its perplexity per token.
+        score: return the log-likelihood of each text and its perplexity per token instead.
 
     Raises:
         OptionsError: a value is out of range.

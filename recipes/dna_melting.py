@@ -365,7 +365,7 @@ def main(options: Options) -> dict:
         counts = ", ".join(f"{len(split):,} {name}" for name, split in molecules.items())
         if drawn:
             counts += f", and {len(drawn):,} of the formula"
-        # Global batch, learning rate and steps for these replicas; options precede the defaults.
+        # Global batch, learning rate and steps for these replicas; options override the defaults.
         plan = run.plan(
             examples=len(train_tm),
             base_learning_rate=options.base_learning_rate,

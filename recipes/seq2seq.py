@@ -205,7 +205,7 @@ def main(options: Options) -> dict:
         if run.has_own_dataset:  # an evaluation on other data does not note their training split
             run.note(*data.repeated_notes())
         run.note(next_tokens.special_note(data.as_text().splits["train"], tokenizer))
-        # Global batch, learning rate and steps for these replicas; options precede the defaults.
+        # Global batch, learning rate and steps for these replicas; options override the defaults.
         plan = run.plan(
             examples=len(splits["train"]),
             base_learning_rate=default_learning_rate(options, preset, preprocessor),

@@ -275,7 +275,7 @@ def main(options: Options) -> dict:
             run.note(*token_notes(data.name, name, inputs[split]["token_ids"], tokenizer))
         token_dropout = chosen_token_dropout(options, data, preset, tokenizer, fine_tunes)
         is_token = inputs["train"]["token_ids"] != tokenizer.pad_token_id
-        # Global batch, learning rate and steps for these replicas; options precede the defaults.
+        # Global batch, learning rate and steps for these replicas; options override the defaults.
         plan = run.plan(
             examples=len(labels["train"]),
             base_learning_rate=default_learning_rate(options, preset),

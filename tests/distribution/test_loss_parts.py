@@ -57,7 +57,7 @@ class OwnLoss(keras.Model):
 
 
 def compared(count, kind, batches_per_update=1):
-    """What `losses` returns, and whether it left the states as they were."""
+    """Returns the result of `losses`, and true if it left the states as they were."""
     numbers = np.random.default_rng(2)
     x, y = numbers.normal(size=(16, 4)), numbers.normal(size=(16, 3))
     examples = (x, y, np.arange(1.0, 17.0)) if kind == "own weights" else (x, y)

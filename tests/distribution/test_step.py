@@ -1144,7 +1144,7 @@ def drawn(count, jit_compile):
     return found
 
 
-@pytest.mark.parametrize(
+ON_SEVERAL_REPLICAS = pytest.mark.parametrize(
     ("count", "jit_compile"),
     [
         (2, False),
@@ -1152,6 +1152,9 @@ def drawn(count, jit_compile):
         pytest.param(2, True, marks=pytest.mark.long),
     ],
 )
+
+
+@ON_SEVERAL_REPLICAS
 def test_random_numbers_of_examples_are_those_of_one_device(count, jit_compile):
     assert_same(forked.run(drawn, count, jit_compile, cpus=count, seconds=600))
 
@@ -1206,14 +1209,7 @@ def evaluated_without_padding(count, jit_compile):
     return found, [state.numpy().tolist() for state in states]
 
 
-@pytest.mark.parametrize(
-    ("count", "jit_compile"),
-    [
-        (2, False),
-        pytest.param(3, False, marks=pytest.mark.long),
-        pytest.param(2, True, marks=pytest.mark.long),
-    ],
-)
+@ON_SEVERAL_REPLICAS
 def test_padding_counts_in_no_compute_loss_on_several_replicas(count, jit_compile):
     arguments = (evaluated_without_padding, count, jit_compile)
     found, states = forked.run(*arguments, cpus=count, seconds=600)

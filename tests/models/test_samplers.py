@@ -171,7 +171,7 @@ def test_the_end_of_a_text_is_not_lowered():
 
 
 def test_an_answer_is_the_same_alone_and_beside_a_longer_prompt():
-    """What stands behind the place of a shorter one is not written yet."""
+    """Tokens after the end of a shorter prompt are not written yet."""
     logits, settings = [-9.0, -5.0, 5.0, 4.0, 3.0], dict(no_repeat_ngram_size=2)
     rows = [[0], [0, 3, 2, 4]]
     for more in (dict(repetition_penalty=1.5), {}):

@@ -331,7 +331,7 @@ def test_an_answer_repeats_no_n_gram(num_beams):
     task.preprocessor.generate_postprocess = seen
 
     def repeats(**settings):
-        """Whether answers have a pair of neighbouring tokens twice."""
+        """Tells whether an answer has a pair of neighbouring tokens twice."""
         asked = ["the loss of a step", "what is the capital of France? Paris is."]
         seq2seq.predict(run, asked, num_beams=num_beams, **settings)
         assert min(map(len, rows)) > 3

@@ -1,4 +1,4 @@
-"""What `compile()` got is equal in each of its forms, and another loss or optimizer is named."""
+"""Equal arguments of `compile()` have equal records; another loss or optimizer is named."""
 
 import functools
 import json
